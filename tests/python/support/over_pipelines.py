@@ -36,6 +36,15 @@ def layers():
     )  # fmt: skip
 
 
+def deep():
+    """Layers that are as many with parameters as three stages have chunks, where each has two. One without any is in two of them."""
+    tanh = nn.Tanh()
+    return nn.Sequential(
+        nn.Linear(16, 32), nn.ReLU(inplace=True), nn.BatchNorm1d(32), tanh, nn.Linear(32, 24), nn.Linear(24, 24), nn.ReLU(inplace=True),
+        nn.Linear(24, 16), nn.Linear(16, 4), tanh,
+    )  # fmt: skip
+
+
 class Nested(nn.Module):
     """A layer that takes and gives dicts, lists, tuples, None and numbers. Of two tensors the next layer uses one."""
 
@@ -113,10 +122,10 @@ def broad():
     )  # fmt: skip
 
 
-def gpt2(tied=False, vocab_size=128):
+def gpt2(tied=False, vocab_size=128, n_layer=4):
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            n_layer=4, n_head=2, n_embd=32, vocab_size=vocab_size, n_positions=32, bos_token_id=0, eos_token_id=0, attn_pdrop=0.0,
+            n_layer=n_layer, n_head=2, n_embd=32, vocab_size=vocab_size, n_positions=32, bos_token_id=0, eos_token_id=0, attn_pdrop=0.0,
             embd_pdrop=0.0, resid_pdrop=0.0, tie_word_embeddings=tied,
         )
     )  # fmt: skip
@@ -130,10 +139,10 @@ def hooked():
     return model
 
 
-def llama():
+def llama(num_hidden_layers=4):
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, vocab_size=128,
+            hidden_size=32, intermediate_size=48, num_hidden_layers=num_hidden_layers, num_attention_heads=4, num_key_value_heads=2, vocab_size=128,
             max_position_embeddings=64, tie_word_embeddings=False,
         )
     )  # fmt: skip
@@ -170,10 +179,11 @@ def gemma():
 
 OF_TRANSFORMERS = {
     "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "broad_tied": lambda: gpt2(tied=True, vocab_size=12000), "hooked": hooked,
-    "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma, **families.FAMILIES,
+    "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma, "deep_gpt2": lambda: gpt2(n_layer=6),
+    "deep_tied": lambda: gpt2(tied=True, n_layer=6), "deep_llama": lambda: llama(6), **families.FAMILIES,
 }  # fmt: skip
 MODELS = {
-    "layers": layers, "experts": experts, "broad": broad, "nested": nested, "counting": counting, "channels_last": channels_last,
+    "layers": layers, "deep": deep, "experts": experts, "broad": broad, "nested": nested, "counting": counting, "channels_last": channels_last,
     **OF_TRANSFORMERS,
 }  # fmt: skip
 
@@ -370,9 +380,10 @@ class _Calls(nn.Module):
         return self.own(self.others[0](x))
 
 
-def _calling():
+def _calling(between=0):
+    """A list whose last layer calls the first one."""
     first = nn.Linear(8, 8)
-    return [first, _Calls(first)]
+    return [first, *_linears(between), _Calls(first)]
 
 
 def _beside():
@@ -423,6 +434,14 @@ class _Wide(nn.Module):
         return self.back(self.own(x).relu())
 
 
+def _held():
+    """Layers each of which keeps 16 MiB of a micro-batch of 1024 rows."""
+    return [nn.Sequential(nn.Linear(8, 4096), nn.ReLU(), nn.Linear(4096, 8)) for _ in range(4)]
+
+
+_MEASURED = {"wide": 800, "held": 600}  # MiB beside what the process has
+
+
 def _resident():
     return next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
 
@@ -435,10 +454,12 @@ REFUSED = {
     "fewer": lambda: _linears(1),
     "without": lambda: nn.Sequential(*_linears(1), nn.ReLU()),
     "frozen": lambda: [nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)],
-    "shared": _shared, "calling": _calling, "tied": lambda: gpt2(tied=True), "shifts": lambda: _Shifts(gpt2(tied=True).config), "beside": _beside,
+    "shared": _shared, "calling": _calling, "calling_third": lambda: _calling(1) + _linears(1), "shared_of_three": lambda: _shared() + _linears(1),
+    "without_third": lambda: nn.Sequential(*_linears(2), nn.ReLU(), *_linears(1)), "four": lambda: _linears(4),
+    "tied": lambda: gpt2(tied=True), "shifts": lambda: _Shifts(gpt2(tied=True).config), "beside": _beside,
     "module": lambda: Nested(), "set": lambda: [_Gives({1}), nn.Linear(8, 8)],
     "local": lambda: [_Gives(namedtuple("Local", "x")(None)), nn.Linear(8, 8)], "grows": lambda: [_Grows(), nn.Linear(8, 8)],
-    "wide": lambda: [_Wide(), _Wide()],
+    "wide": lambda: [_Wide(), _Wide()], "held": _held,
     "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "linears": _linears,
     "numbers": lambda: [1, 2], "meta": lambda: [_Gives(torch.empty(2, device="meta")), nn.Linear(8, 8)],
 }  # fmt: skip
@@ -449,8 +470,8 @@ def refused(what, rows=8, differs=False, of_ranks=(), batch_on="cpu", **options)
     options."""
     torch.manual_seed(3)
     given = {"memory": "4GiB", "reserve": "64MiB", "micro_batches": 2} | options | (of_ranks[RANK] if of_ranks else {})
-    if what == "wide":
-        given |= {"memory": _resident() + (800 << 20), "reserve": None}
+    if what in _MEASURED:
+        given |= {"memory": _resident() + (_MEASURED[what] << 20), "reserve": None}
     try:
         pipe = sluice.torch.Pipeline(REFUSED[what](), sluice.AdamW(), **given)
         batch = torch.ones(rows, 8) * (2 if differs and RANK == SIZE - 1 else 1), torch.ones(rows, 8, device=batch_on)
@@ -468,7 +489,7 @@ def refused(what, rows=8, differs=False, of_ranks=(), batch_on="cpu", **options)
 def not_finite(**options):
     """A step whose gradients are infinite on the last rank alone is refused on all, and the next one is as if it had not been."""
     torch.manual_seed(3)
-    pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2, **options)
+    pipe = sluice.torch.Pipeline(_linears(4), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2, **options)
     x, before = torch.ones(4, 8), digests(pipe)
     text = None
     try:
@@ -488,8 +509,8 @@ def shapes(**options):
     """Steps of other shapes, and of other modes, follow each other, and ranks along data have others. Returns whether losses are those of
     the whole model."""
     torch.manual_seed(3)
-    layers = _linears(3)
-    plain = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    layers = _linears(4)
+    plain = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     plain.load_state_dict(nn.Sequential(*layers).state_dict())
     pipe = sluice.torch.Pipeline(layers, sluice.SGD(lr=0.0), memory="4GiB", reserve="64MiB", micro_batches=2, **options)
     same = []
@@ -608,8 +629,18 @@ def read_by_transformers(folder):
     return len(same), all(same)
 
 
+def places(**options):
+    """The blocks that a stage has, and the hooks that they have after its Pipeline."""
+    pipe = sluice.torch.Pipeline(made("deep_gpt2"), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=4, **options)
+    own = pipe.module.transformer.h
+    pipe.train_step(batch_of("deep_gpt2", 0))
+    found = [number for number, block in enumerate(own) if any(True for _ in block.parameters())]
+    pipe.close()
+    return found, sum(len(module._forward_pre_hooks) for block in own for module in block.modules())
+
+
 def _meet(**options):
-    sluice.torch.Pipeline(_linears(SIZE), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1, **options).close()
+    sluice.torch.Pipeline(_linears(2 * SIZE), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1, **options).close()
 
 
 def evaluated(name, **options):

@@ -51,6 +51,10 @@ TABLE = [
     (4, "broad", {"micro_batches": 3, "clip": 0.5, "dtype": "bfloat16", "stage": 3, "pipeline": "gpipe"}, {"place": "memory"}),
     (4, "broad_tied", {"micro_batches": 3, "clip": 0.5, "stage": 3}, {"place": "memory"}),
     (4, "broad", {"micro_batches": 3, "state": "8bit", "stage": 1}, {"place": "disk"}),
+    (3, "deep", {"micro_batches": 4, "clip": 0.5, "chunks": 2}, {"place": "device"}),
+    (2, "deep_tied", {"micro_batches": 6, "chunks": 2, "pipeline": "gpipe"}, {"place": "disk"}),
+    (3, "deep_llama", {"micro_batches": 6, "chunks": 2, "recompute": True}, {"place": "disk"}),
+    (4, "broad", {"micro_batches": 3, "clip": 0.5, "chunks": 2, "stage": 3}, {"place": "memory"}),
 ]  # fmt: skip
 MORE = [
     (2, "tied", {"micro_batches": 3, "pipeline": "gpipe", "state": "8bit"}, {"place": "disk"}),
@@ -63,6 +67,9 @@ MORE = [
     (2, "opt", {"micro_batches": 2}, {"place": "memory"}),
     (3, "bloom", {"micro_batches": 2}, {"place": "device"}),
     (3, "gemma", {"micro_batches": 2, "dtype": "bfloat16"}, {"place": "device"}),
+    *((2, name, {"micro_batches": 4, "clip": 0.5, "pipeline": pipeline, "chunks": 2, **kind}, {"place": place})
+      for name in ("deep", "deep_gpt2", "deep_llama", "deep_tied") for pipeline in ("1f1b", "gpipe") for place in ("device", "disk")
+      for kind in ({}, {"state": "8bit"})),
     *((size, name, {"micro_batches": 3, "clip": 0.5, "pipeline": pipeline, **kind}, {"place": place})
       for size in (2, 3) for name in ("layers", "tied") for pipeline in ("1f1b", "gpipe") for place in ("device", "memory", "disk")
       for kind in ({}, {"state": "8bit"}, {"update": "SGD"}, {"dtype": "bfloat16"})),
@@ -104,7 +111,7 @@ def test_stages_on_gpus_have_the_bits_of_stages_on_the_cpu(pipelines, number, ro
 
 # What functions of support.over_pipelines find, which test_pipeline.py looks at.
 CALLED = [
-    (2, "evaluated", {"name": "tied"}), (4, "shapes", {"mesh": DATA}), (2, "thawed", {}),
+    (2, "evaluated", {"name": "tied"}), (4, "shapes", {"mesh": DATA}), (2, "thawed", {}), (2, "evaluated", {"name": "tied", "chunks": 2}),
     (4, "not_finite", {"mesh": DATA}), (2, "misused", {}), pytest.param(4, "misused", {"mesh": DATA, "stage": 3}, marks=LONG),
 ]  # fmt: skip
 

@@ -108,6 +108,11 @@ def test_first_values_by_rules_are_those_of_the_whole_model(two, three, name):
     ("broad", {"state": "8bit"}, {"stage": 3, "place": "disk"}),
     ("tied", {"clip": 0.5}, {"stage": 3, "links": "gloo"}),
     ("tied", {"meta": True}, {}),
+    ("tied", {"clip": 0.5, "micro_batches": 6}, {"stage": 0, "chunks": 2}),
+    ("deep", {"state": "8bit"}, {"stage": 1, "chunks": 2, "place": "disk"}),
+    ("broad", {"update": "Adafactor", "clip": 0.5}, {"stage": 2, "chunks": 2}),
+    ("broad", {"clip": 0.5, "micro_batches": 4}, {"stage": 3, "chunks": 2, "stages": "0-1,2-3,4,5-6"}),
+    ("broad", {"micro_batches": 1}, {"stage": 3, "chunks": 2, "place": "disk", "pipeline": "gpipe"}),
 ])  # fmt: skip
 def test_ranks_along_data_have_the_bits_of_as_many_that_wrap_the_model(two, four, name, options, own):
     given = {"name": name, "micro_batches": 3} | options
@@ -122,6 +127,25 @@ def test_data_alone_is_a_mesh(two):
     given = {"name": "broad", "micro_batches": 2, "clip": 0.5}
     found = two.call("piped", mesh="data=2", stage=3, **given)
     assert merged(found, [[0, 0], [1, 0]]) == wrapped(two.call("whole", data=2, **given))
+
+
+@pytest.mark.parametrize("stages, name, given, options", [
+    ([2, 3], "deep", {"micro_batches": 4}, {}), ([2, 3], "deep", {"micro_batches": 1}, {"pipeline": "gpipe"}),
+    ([3], "deep", {"micro_batches": 2, "state": "8bit"}, {"place": "disk"}), ([2], "nested", {"micro_batches": 6}, {}),
+    ([2, 3], "deep_gpt2", {"micro_batches": 6}, {"place": "disk"}), ([3], "deep_gpt2", {"micro_batches": 4}, {"recompute": True, "reserve": None}),
+    ([3], "deep_llama", {"micro_batches": 4, "dtype": "bfloat16", "master": "none"}, {"links": "gloo"}),
+    ([2, 3], "deep_tied", {"micro_batches": 12}, {}), ([3], "deep_tied", {"micro_batches": 2, "meta": True, "steps": 1}, {"pipeline": "gpipe"}),
+    ([2], "deep", {"micro_batches": 3, "update": "Muon"}, {"chunks": 3, "stages": "0-1,2-3,4,5-6,7,8-9"}),
+    ([2], "bloom", {"micro_batches": 3, "steps": 1}, {"place": "disk"}), ([2], "hooked", {"micro_batches": 6, "update": "SGD"}, {}),
+])  # fmt: skip
+def test_interleaved_stages_have_the_bits_of_the_whole_model(two, three, stages, name, given, options):
+    given, options = {"name": name, "clip": 0.5, **given}, {"chunks": 2, **options}
+    has_the_bits_of_the_whole_model(stages, two, three, given, of_two=options, of_three=options)
+
+
+def test_interleaved_stages_have_several_groups_of_blocks(two):
+    assert two.call("places", chunks=2, stages="0,1-2,3,4-5") == [[[0, 3], 0], [[1, 2, 4, 5], 0]]
+    assert two.call("places", chunks=3) == [[[0, 2, 4], 0], [[1, 3, 5], 0]]
 
 
 def test_another_order_of_sums_is_seen(two):
@@ -149,6 +173,7 @@ def test_a_model_of_another_form_is_cut(two, three):
 def test_every_family_of_the_guide_has_the_bits_of_the_whole_model(two, three, name):
     given = {"name": name, "micro_batches": 2, "clip": 0.5, "steps": 2}
     has_the_bits_of_the_whole_model([2, 3], two, three, given, of_two={"pipeline": "gpipe"})
+    has_the_bits_of_the_whole_model([2], two, three, given, of_two={"chunks": 2})
 
 
 def test_the_guide_names_the_families_that_are_tested():
@@ -157,14 +182,17 @@ def test_the_guide_names_the_families_that_are_tested():
     assert told.split(", ") == list(FAMILIES)
 
 
-def test_shapes_and_modes_may_change_from_step_to_step(three, four):
+def test_shapes_and_modes_may_change_from_step_to_step(two, three, four):
+    assert two.call("shapes", chunks=2) == [[True] * 6] * 2
     assert three.call("shapes") == [[True] * 6] * 3
     assert four.call("shapes", mesh="data=2,pipeline=2") == [[True] * 6] * 4
 
 
 @pytest.mark.parametrize("name", ["tied", "layers"])
-def test_a_batch_is_evaluated_as_by_the_whole_model(three, name):
-    assert three.call("evaluated", name=name) == [[True] * 6, [True] * 3, [True] * (4 if name == "tied" else 3)]
+def test_a_batch_is_evaluated_as_by_the_whole_model(two, three, name):
+    of_last = [True] * (4 if name == "tied" else 3)
+    assert three.call("evaluated", name=name) == [[True] * 6, [True] * 3, of_last]
+    assert two.call("evaluated", name=name, chunks=2) == [[True] * 6, of_last]
 
 
 def test_groups_are_of_the_whole_model(two):
@@ -174,7 +202,7 @@ def test_groups_are_of_the_whole_model(two):
 
 
 def test_layers_may_be_frozen_between_steps(two):
-    assert two.call("thawed") == [[True] * 6] * 2
+    assert two.call("thawed") == two.call("thawed", chunks=2) == [[True] * 6] * 2
 
 
 # ---- what a stage holds ----
@@ -192,38 +220,45 @@ def test_what_one_stage_cannot_do_or_ranks_do_differently_is_refused(two, four):
 
 
 def test_gradients_that_are_not_finite_are_refused_on_all_ranks(two, four):
-    for text, same, changed, loss in [*two.call("not_finite"), *four.call("not_finite", mesh="data=2,pipeline=2")]:
+    of_four = four.call("not_finite", mesh="data=2,pipeline=2")
+    for text, same, changed, loss in [*two.call("not_finite"), *two.call("not_finite", chunks=2), *of_four]:
         assert "not finite" in text and same and changed and loss > 0
 
 
 # ---- checkpoints ----
 
 
-@pytest.mark.parametrize("name", ["layers", "tied", pytest.param("llama", marks=pytest.mark.long)])
-def test_checkpoints_are_those_of_one_rank_and_any_number_of_stages_goes_on(two, three, tmp_path, name):
+@pytest.mark.parametrize("name, chunks, other", [
+    ("layers", 1, 2), ("tied", 1, 2), pytest.param("llama", 1, 2, marks=pytest.mark.long), ("deep", 2, 2), ("deep_tied", 2, 1),
+])  # fmt: skip
+def test_checkpoints_are_those_of_one_rank_and_any_number_of_stages_goes_on(two, three, tmp_path, name, chunks, other):
+    """Three stages have so many chunks, and two that load the other number."""
     given = {"name": name, "micro_batches": 4, "scheduled": False}
     expected = two.call("whole", steps=4, **given)[0]
-    three.call("piped", save=str(tmp_path / "three"), steps=2, **given)
+    three.call("piped", save=str(tmp_path / "three"), steps=2, chunks=chunks, **given)
     two.call("whole", save=str(tmp_path / "one"), steps=2, **given)
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*/*")}
     assert len(files) > 4 and {path.name: path.read_bytes() for path in (tmp_path / "three").glob("*/*")} == files
     rest = given | {"load": str(tmp_path / "three"), "first": 2, "steps": 2}
-    for found in (two.call("whole", **rest)[0], merged(two.call("piped", **rest)), merged(three.call("piped", **rest))):
+    of_two, of_three = two.call("piped", chunks=other, **rest), three.call("piped", **rest)
+    for found in (two.call("whole", **rest)[0], merged(of_two), merged(of_three)):
         assert found["values"] == expected["values"] and found["losses"] == expected["losses"][2:]
+    of_three = three.call("piped", chunks=chunks, **rest | {"load": str(tmp_path / "one")})
+    assert merged(of_three)["values"] == expected["values"]
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_checkpoints_of_a_mesh_are_those_of_wrapped_ranks_and_any_other_goes_on(two, four, tmp_path, stage):
+@pytest.mark.parametrize("stage, chunks", [(0, 1), (3, 1), (0, 2), (3, 2)])
+def test_checkpoints_of_a_mesh_are_those_of_wrapped_ranks_and_any_other_goes_on(two, four, tmp_path, stage, chunks):
     given, mesh = {"name": "broad", "micro_batches": 2, "scheduled": False}, "data=2,pipeline=2"
     expected = wrapped(two.call("whole", data=2, steps=4, **given))
-    saved = merged(four.call("piped", mesh=mesh, stage=stage, save=str(tmp_path / "mesh"), steps=2, **given), MESHES[mesh])
+    saved = four.call("piped", mesh=mesh, stage=stage, chunks=chunks, save=str(tmp_path / "mesh"), steps=2, **given)
     two.call("whole", data=2, save=str(tmp_path / "wrapped"), steps=2, **given)
     files = {path.name: path.read_bytes() for path in (tmp_path / "wrapped").glob("*/*")}
     assert len(files) > 4 and {path.name: path.read_bytes() for path in (tmp_path / "mesh").glob("*/*")} == files
     rest, other = given | {"load": str(tmp_path / "mesh"), "first": 2}, "pipeline=2,data=2"
-    found = merged(four.call("piped", mesh=other, stage=3 - stage, steps=2, **rest), MESHES[other])
+    found = merged(four.call("piped", mesh=other, stage=3 - stage, chunks=3 - chunks, steps=2, **rest), MESHES[other])
     assert found["values"] == expected["values"] and found["losses"] == expected["losses"][2:]
-    assert merged(two.call("piped", steps=0, **rest))["values"] == saved["values"]
+    assert merged(two.call("piped", steps=0, chunks=chunks, **rest))["values"] == merged(saved, MESHES[mesh])["values"]
 
 
 def test_folders_that_not_all_ranks_see_are_refused_and_end_nothing(two, tmp_path):
@@ -236,8 +271,9 @@ def test_transformers_reads_a_checkpoint_of_stages(two, tmp_path):
         assert tensors > 4 and same
 
 
-def test_values_come_from_files_to_each_stage(two, tmp_path):
-    (first, same), (second, same_there) = two.call("from_weights", folder=str(tmp_path))
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_values_come_from_files_to_each_stage(two, tmp_path, chunks):
+    (first, same), (second, same_there) = two.call("from_weights", folder=str(tmp_path), chunks=chunks)
     assert same and same_there and first + second == 39
 
 
@@ -261,6 +297,16 @@ def test_values_come_from_files_to_each_stage(two, tmp_path):
     ("linears", {"micro_batches": 0}, ["micro_batches is 0"]),
     ("linears", {"pipeline": "interleaved"}, ["pipeline is 'interleaved'; it is '1f1b' or 'gpipe'"]),
     ("linears", {"pipeline": "zb-h1"}, ["'zb-h1' is for native models"]),
+    *(("four", {"chunks": chunks}, [f"chunks is {chunks}; it is how many chunks of layers each stage has, a whole number from 1 to 1024"])
+      for chunks in (0, -1, 1.5, True)),
+    ("linears", {"chunks": 2}, ["a pipeline of 2 stages of 2 chunks each is asked for, and the model has 2 blocks", "or fewer chunks"]),
+    ("four", {"chunks": 2, "stages": "0-1,2-3"}, ["has 2 groups of blocks, and there are 2 stages of 2 chunks each: give 4, the first ones of"]),
+    ("four", {"chunks": 2, "mesh": "data=2"}, ["chunks is 2", "there is no pipeline", "or leave it out"]),
+    ("four", {"of_ranks": [{"chunks": 1}, {"chunks": 2}]}, ["chunks is 2 on rank 1, and 1 on rank 0"]),
+    ("without_third", {"chunks": 2}, ["of the 4 blocks too few have parameters for 2 stages of 2 chunks each"]),
+    ("without_third", {"chunks": 2, "stages": "0,1,2,3"}, ["chunk 1 of stage 0 has the blocks 2 to 2, and no parameter; each chunk needs one"]),
+    ("shared_of_three", {"chunks": 2}, ["'2.weight', which chunk 1 of stage 0 needs, is the same tensor as '0.weight' of chunk 0 of stage 0"]),
+    ("four", {"chunks": 2, "units": {"both": ["0", "2"]}}, ["the unit 'both' has parameters of several chunks"]),
     ("linears", {"mesh": "data=2,pipeline=2"}, ["the mesh 'data=2,pipeline=2' is of 4 ranks, and there are 2"]),
     ("linears", {"mesh": "data=2,tensor=1"}, ["has an axis 'tensor'", "may have data and pipeline"]),
     ("linears", {"reproducible": True}, ["reproducible is given to a Pipeline"]),
@@ -276,8 +322,19 @@ def test_what_cannot_be_is_refused_on_all_ranks(two, what, options, words):
         assert text is not None and all(word in text for word in words), text
 
 
+def test_what_interleaved_stages_hold_is_planned_for(two):
+    """With 1F1B there is room for it; where all forward passes come first there is not."""
+    given = {"what": "held", "chunks": 2, "micro_batches": 12, "rows": 12 * 1024}
+    assert two.call("refused", **given) == [None, None]
+    with Pool(2, "over_pipelines") as ranks:  # which an error ends
+        for text in ranks.call("refused", pipeline="gpipe", **given):
+            assert "(with 368 MiB that other calls keep for backward)" in text, text
+
+
 @pytest.mark.parametrize("what, options, words", [
-    ("calling", {}, "a layer of stage 1 calls '0', which stage 0 has"), ("set", {}, "a set passes between stages"),
+    ("calling", {}, "a layer of stage 1 calls '0', which stage 0 has"),
+    ("calling_third", {"chunks": 2}, "a layer of chunk 1 of stage 0 calls '0', which chunk 0 of stage 0 has"),
+    ("set", {}, "a set passes between stages"),
     ("local", {}, "InvalidArgumentError: a Local passes between stages"),
     ("shifts", {}, "is called with other values than the batch's input_ids"), ("grows", {}, "another one of a batch of these shapes"),
     ("fails", {}, "mat1 and mat2 shapes cannot be multiplied"),

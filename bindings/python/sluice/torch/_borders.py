@@ -112,10 +112,14 @@ _Begun = tuple[Optional[Message], torch.Tensor]  # a message, None where it has 
 class Border:
     """The messages between this stage and a neighbour, in one step: values in one direction, gradients in the other one. Each ascend by
     items. kinds: of the tensors of each value, where they are known before; else they come with the first one. device: where this stage
-    computes."""
+    computes. place: tells a border from others between the same stages. most: of how many items messages in one direction may be under
+    way."""
 
-    def __init__(self, ranks: Ranks, other: int, kinds: Optional[list[Kind]], device: torch.device) -> None:
+    def __init__(
+        self, ranks: Ranks, other: int, kinds: Optional[list[Kind]], device: torch.device, place: str = "", most: int = 1
+    ) -> None:
         self._ranks, self._other, self.kinds, self._known, self._device = ranks, other, kinds, kinds is not None, device
+        self._place, self._most = place, most
         self._received: dict[int, list[_Begun]] = {}  # by item: what was begun
         self._sent: list[tuple[int, _Begun]] = []  # with the item, which ascends
         self._open: dict[int, _Begun] = {}  # all that was begun and not awaited, by the message's id
@@ -181,8 +185,8 @@ class Border:
         return [t if is_used else None for t, is_used in zip(tensors, used, strict=True)]
 
     def send_gradients(self, item: int, came: Mapping[int, torch.Tensor]) -> None:
-        """Begins to send the gradients of a value that was received, by the numbers of its tensors, when those before are away."""
-        self.end_sent(item - 1)
+        """Begins to send the gradients of a value that was received, by the numbers of its tensors, when earlier ones are away."""
+        self.limit_sent(item)
         wanted = [(number, kind) for number, kind in enumerate(self.kinds or ()) if kind.gradient]
         self._send(item, _GRADIENTS_OF, torch.tensor([number in came for number, _ in wanted], dtype=torch.uint8, device="cpu"))
         for number, kind in wanted:
@@ -215,7 +219,7 @@ class Border:
     def _begin(self, begin: Callable[[int, str, int, int], Message], name: str, tensor: torch.Tensor) -> _Begun:
         if not tensor.numel():
             return None, tensor
-        begun = begin(self._other, name, tensor.data_ptr(), tensor.numel() * tensor.element_size()), tensor
+        begun = begin(self._other, name + self._place, tensor.data_ptr(), tensor.numel() * tensor.element_size()), tensor
         self._open[id(begun[0])] = begun
         return begun
 
@@ -225,6 +229,10 @@ class Border:
             del self._open[id(message)]
             message.wait()
         return memory
+
+    def limit_sent(self, item: int) -> None:
+        """Waits until no more is under way than may be, this item's messages among it."""
+        self.end_sent(item - self._most)
 
     def end_sent(self, item: int) -> None:
         """Waits until what was sent up to this item is away."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +26,16 @@ _MIB = 1 << 20
 class InFlight:
     """What is in flight beside a call. A pipeline changes it between calls."""
 
-    calls: int = 1  # calls like it whose backward passes have not come, itself among them
+    part: int = 0  # of the model, that is called
+    calls: Sequence[tuple[int, ...]] = ((1,),)  # at each moment, how many calls of each part keep what their backward passes need
     bytes: int = 0  # that others keep
+    known: dict[int, Estimate] = dataclasses.field(default_factory=dict)  # of the last call of each part
+
+    def beside(self, part: int, known: Mapping[int, Estimate]) -> int:
+        """The most bytes that calls keep beside one of this part, as far as it is known."""
+        moments = (counts for counts in self.calls if counts[part])
+        kept = (sum(counts[other] * each.kept for other, each in known.items()) for counts in moments)
+        return max(kept) - known[part].kept + self.bytes
 
 
 class _Seen(NamedTuple):
@@ -80,6 +88,7 @@ class Demand:
         train = torch.is_grad_enabled() and self._presence.trainable
         found = self._find(module, args, kwargs, train)
         self._provide(module, found, train)
+        self.in_flight.known[self.in_flight.part] = found
         self._presence.first_step.note(resident_bytes())
         self.inside = True
         return found.kept if train else 0
@@ -102,7 +111,7 @@ class Demand:
 
     def _find(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool) -> Estimate:
         kind, sizes = kind_of(module, args, kwargs, train)
-        seen = self._seen.setdefault(kind, [])
+        seen = self._seen.setdefault((self.in_flight.part, kind), [])
         for each in seen:
             planned = self._need(each.estimate) <= self._presence.first_step.room
             if each.sizes == sizes or (planned and each.covers(sizes, train)):
@@ -123,13 +132,17 @@ class Demand:
 
     # ---- the plan for it ----
 
-    def _kept_by_others(self, found: Estimate) -> int:
-        """The bytes that calls like this one, or those before it, keep for backward passes beside it, and what others keep."""
-        earlier = sum(kept.size for kept in self._kept)
-        return max(earlier, (self.in_flight.calls - 1) * found.kept) + self.in_flight.bytes
+    def _kept_by_others(self, part: int, known: Mapping[int, Estimate]) -> int:
+        """The bytes that are kept beside a call of this part for backward passes: by those in flight, or, where it is called now, by those
+        before it."""
+        earlier = sum(kept.size for kept in self._kept) if part == self.in_flight.part else 0
+        return max(earlier + self.in_flight.bytes, self.in_flight.beside(part, known))
 
     def _need(self, found: Estimate) -> int:
-        return found.reserve + with_margin(self._kept_by_others(found)) + (self._grown or 0) + self._presence.first_step.lacking
+        """What the call takes. Others follow, when there may be gradients, so that it cannot be planned otherwise any more."""
+        known = {**self.in_flight.known, self.in_flight.part: found}
+        most = max(each.reserve + with_margin(self._kept_by_others(part, known)) for part, each in known.items())
+        return most + (self._grown or 0) + self._presence.first_step.lacking
 
     def _provide(self, module: torch.nn.Module, found: Estimate, train: bool) -> None:
         presence = self._presence
@@ -152,8 +165,8 @@ class Demand:
             self._most = max(self._most, need)
 
     def _refusal(self, module: torch.nn.Module, found: Estimate, error: Error) -> str:
-        first, need = self._presence.first_step, self._need(found)
-        kept = self._kept_by_others(found)
+        first, need, part = self._presence.first_step, self._need(found), self.in_flight.part
+        kept = self._kept_by_others(part, {**self.in_flight.known, part: found})
         before = f" (with {kept >> 20} MiB that other calls keep for backward)" if kept else ""
         return (
             f"this call of {type(module).__name__} is not begun: by an estimate for its arguments PyTorch takes "

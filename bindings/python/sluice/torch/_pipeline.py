@@ -7,7 +7,6 @@ import contextvars
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 import struct
@@ -16,7 +15,6 @@ from typing import Any, NoReturn, Optional
 
 import torch
 
-from .._handle import text_of
 from .._make import text
 from ..errors import Error, InvalidArgumentError, NotFiniteError, StateError
 from ..model import Path, Size, whole
@@ -30,6 +28,7 @@ from ._gpu import CPU
 from ._gradients import norms_of
 from ._measures import Keeper, Ready
 from ._modes import mapped
+from ._order import Action, actions_of, calls_in_flight
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._safetensors import InFiles
@@ -42,6 +41,7 @@ from ._wrap import check_known, checked, close, engine_of, move_in, session_of
 Loss = Callable[[Any, Any], torch.Tensor]
 
 _ORDERS = ("1f1b", "gpipe")
+_MOST_CHUNKS = 1024
 _OF_ALL_BLOCKS = ("output_hidden_states", "output_attentions", "output_router_logits")  # what transformers' models are asked for
 _REFUSED = {
     "reproducible": "a pipeline has the bits of one rank without it, and along data those of as many ranks that wrap() the model",
@@ -65,7 +65,10 @@ class Pipeline:
     mesh: the axes of all ranks: the model is cut along "pipeline", and ranks that differ along "data" have the same stage and other
         batches. Ranks that follow each other differ in the last axis. None: all ranks are stages, rank r stage r.
     pipeline: "1f1b" (a stage goes back as soon as it can, and holds few micro-batches) or "gpipe" (all forward passes come first).
-    stages: the layers or blocks of each stage, as "0-7,8-11"; None: so that none has many more parameters than the others.
+    chunks: how many chunks of consecutive layers or blocks each stage has. With more than one the stages are interleaved: a micro-batch
+        passes through all of them so many times, stages wait less for each other, and hold more micro-batches.
+    stages: the layers or blocks of each stage, as "0-7,8-11", and with chunks=2 those of the first chunks of all stages, then of the
+        second ones: "0-1,2-3,4-7,8-11". None: so that none has many more parameters than the others.
     ranks, silence, patience, and options: as of wrap(); `memory` and so on are those of each rank, and `stage` is what the ranks of a
         pipeline stage partition (ZeRO). With `device` and `device_memory` each stage computes on a GPU, as ranks that wrap() a model do:
         "cuda" is that of LOCAL_RANK. `reserve` is then what PyTorch takes there for all micro-batches that a stage holds at once.
@@ -85,6 +88,7 @@ class Pipeline:
         memory: Size,
         micro_batches: int,
         pipeline: str = "1f1b",
+        chunks: int = 1,
         stages: Optional[str] = None,
         mesh: Optional[str] = None,
         weights: Optional[Path] = None,
@@ -93,7 +97,7 @@ class Pipeline:
         patience: float = 600.0,
         **options: Any,
     ) -> None:
-        _check(optimizer, micro_batches, pipeline, mesh, options)
+        _check(optimizer, micro_batches, pipeline, chunks, mesh, options)
         self.micro_batches, self._closed = micro_batches, False
         model, ready = model_of(model), Ready()
         with together(ranks, silence, patience) as others:
@@ -108,17 +112,17 @@ class Pipeline:
             along = self._of_pipeline.ranks
 
             def planned() -> tuple[Blocks, Optional[Cut], Prepared, Mapping[str, InFiles]]:
+                _check_chunks(chunks, self.stages)
                 blocks = blocks_of(model)
-                cut = None if along is None else Cut(model, blocks, along, pipeline, micro_batches, stages)
+                cut = None if along is None else Cut(model, blocks, along, pipeline, micro_batches, chunks, stages)
                 prepared = prepare(model, optimizer, memory=memory, together=self._of_stage, cut=cut, **options)
                 return blocks, cut, prepared, {} if weights is None else stored_of(model, weights)
 
             with ready.phase("planning"):
                 blocks, self._cut_of, prepared, stored = others.agreed(planned)
-                alike = {"micro_batches": micro_batches, "pipeline": pipeline, "stages": stages}
+                alike = {"micro_batches": micro_batches, "pipeline": pipeline, "chunks": chunks, "stages": stages}
                 prepared = checked(model, prepared, stored, others, **alike)
-            found = text_of("sluice_pipeline_actions", text(pipeline, "pipeline"), self.stages, 1, micro_batches, self.stage)
-            self._actions: list[tuple[str, int]] = [(what, item) for what, item, _ in json.loads(found)]
+            self._chunks, self._actions = chunks, actions_of(pipeline, self.stages, chunks, micro_batches, self.stage)
             self._of_transformers = blocks.of_transformers
             self._parameters = [(name, p.dtype) for name, p in model.named_parameters()]
             self._owners = _owners(model, self._cut_of)
@@ -134,6 +138,7 @@ class Pipeline:
             of_module["_call_impl"] = functools.partial(_of_pipeline_alone, of_module["_call_impl"])
             if "save_pretrained" in of_module:
                 of_module["save_pretrained"] = _refuse_to_save
+        self._in_flight_of: Any = None  # for which shapes and states it is known what calls keep
         self._kinds: dict[Any, list[Optional[list[Kind]]]] = {}  # of what passes each border, by shapes and stages' states
 
     def _moved_in(
@@ -151,9 +156,8 @@ class Pipeline:
             cut.forget_others()
             if isinstance(cut.lookups, Table) and prepared.gpu is not None:
                 cut.lookups.calls = calls_with(module, cut.lookups.weight)
-        changes = ({"forward": 1, "backward": -1}.get(what, 0) for what, _ in self._actions)
         self._in_flight = session_of(module).demand.in_flight
-        self._in_flight.calls = max(itertools.accumulate(changes))
+        self._in_flight.calls = calls_in_flight(self._actions, self._chunks)
         assert optimizer is not None, "it trains"
         return module, optimizer
 
@@ -185,7 +189,7 @@ class Pipeline:
     def evaluate(self, batch: Any, loss_fn: Optional[Loss] = None) -> torch.Tensor:
         """Returns a batch's loss, as forward_backward() does, without gradients. `pipe.module.eval()` and `train()` set what the layers do
         differently."""
-        forward = [(what, item) for what, item in self._actions if what in ("receive_input", "forward", "send_output")]
+        forward = [action for action in self._actions if action[0] in ("receive_input", "forward", "send_output")]
         with torch.no_grad():
             return self._run(forward, batch, loss_fn)
 
@@ -229,25 +233,34 @@ class Pipeline:
         if not self._closed:
             close(self.module, values=values)
             if self._cut_of is not None:
-                self._cut_of.lookups.close()
+                self._cut_of.close()
             self._closed = True
             self._of_pipeline.close()
             self._others.close()
 
     # ---- inside ----
 
-    def _run(self, actions: Sequence[tuple[str, int]], batch: Any, loss_fn: Optional[Loss]) -> torch.Tensor:
+    @contextlib.contextmanager
+    def _calling(self, chunk: int) -> Iterator[None]:
+        """A `with` in which this stage's part of the model is called for a chunk."""
+        with _calling(), contextlib.nullcontext() if self._cut_of is None else self._cut_of.passage.calling(chunk):
+            yield
+
+    def _run(self, actions: Sequence[Action], batch: Any, loss_fn: Optional[Loss]) -> torch.Tensor:
         """Does what this stage does for a batch. Returns the loss, on all ranks."""
         self._check_open()
         parts, shapes = self._others.agreed(lambda: self._cut(batch, loss_fn), "the batch of a pipeline")
         states = self._check_alike(batch)
         with self._failing():
             known = shapes, states  # of what passes between the stages
+            if known != self._in_flight_of:
+                self._in_flight_of = known
+                self._in_flight.known.clear()
             step = _Step(self, parts, loss_fn, self._kinds.get(known, []))
             try:
                 step.begin()
-                for what, item in actions:
-                    getattr(step, what)(item)
+                for what, item, chunk in actions:
+                    getattr(step, what)(item, chunk)
                 step.end()
             except BaseException as error:
                 self._tell(error)  # before the messages are awaited
@@ -388,50 +401,57 @@ class _Step:
         """kinds: of the values that pass each border, where they are known."""
         self._pipe, self._parts, self._loss_fn = pipe, parts, loss_fn
         self._borders: list[Border] = []
-        stage, last = pipe.stage, pipe.stages - 1
-        self._before = None if stage == 0 else self._border(stage - 1, kinds)
-        self._after = None if stage == last else self._border(stage + 1, kinds)
+        stage, stages, last = pipe.stage, pipe.stages, pipe.stages * pipe._chunks - 1
+        # By chunk: the border before it and after it.
+        own = range(stage, last + 1, stages)
+        self._before = [None if number == 0 else self._border((stage - 1) % stages, f" (border {number})", kinds) for number in own]
+        self._after = [None if number == last else self._border((stage + 1) % stages, f" (border {number + 1})", kinds) for number in own]
         self._lookups = Lookups() if pipe._cut_of is None else pipe._cut_of.lookups
         if self._lookups.are_made:
             ids = [pipe._here(inputs[IDS]) for inputs, _ in parts]
-            pipe._in_flight.bytes = self._lookups.begin(self._border(last - stage, kinds), ids)
-        self._outputs: dict[int, Any] = {}
-        self._came: dict[int, dict[int, torch.Tensor]] = {}  # gradients of what was received, by item and tensor
+            border = self._border(stages - 1 - stage, " (of a shared table)", kinds)
+            pipe._in_flight.bytes = self._lookups.begin(border, ids)
+        self._outputs: dict[tuple[int, int], Any] = {}  # by item and chunk
+        self._came: dict[tuple[int, int], dict[int, torch.Tensor]] = {}  # gradients of what was received, by item and chunk, and tensor
         self.loss: Optional[torch.Tensor] = None
 
-    def _border(self, other: int, kinds: Sequence[Optional[list[Kind]]]) -> Border:
-        number, ranks = len(self._borders), self._pipe._of_pipeline.ranks
-        assert ranks is not None, "there are other stages"
-        self._borders.append(Border(ranks, other, kinds[number] if kinds else None, self._pipe._device))
+    def _border(self, other: int, place: str, kinds: Sequence[Optional[list[Kind]]]) -> Border:
+        number, ranks, cut = len(self._borders), self._pipe._of_pipeline.ranks, self._pipe._cut_of
+        assert ranks is not None and cut is not None, "there are other stages"
+        self._borders.append(Border(ranks, other, kinds[number] if kinds else None, self._pipe._device, place, cut.lags.sent))
         return self._borders[-1]
 
     def begin(self) -> None:
         self._lookups.begin_messages()
 
-    def receive_input(self, item: int) -> None:
-        assert self._before is not None
-        self._before.begin_value(item)
+    def receive_input(self, item: int, chunk: int) -> None:
+        self._received(chunk).begin_value(item)
 
-    def forward(self, item: int) -> None:
+    def forward(self, item: int, chunk: int) -> None:
         value: tuple[Any, ...] = ()
-        if self._before is not None:
-            came = self._came[item] = {}
-            value = (self._before.value(item, came.__setitem__),)
-        self._lookups.item = item
-        self._outputs[item] = self._called(value, *self._parts[item])
-        self._lookups.after_forward(item)
+        if self._before[chunk] is not None:
+            came = self._came[item, chunk] = {}
+            value = (self._received(chunk).value(item, came.__setitem__),)
+        looks_up = chunk == self._lookups.chunk
+        if looks_up:
+            self._lookups.item = item
+        self._outputs[item, chunk] = self._called(chunk, value, *self._parts[item])
+        if looks_up:
+            self._lookups.after_forward(item)
 
-    def _called(self, value: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
-        """What this stage gives: the loss on the last one."""
+    def _called(self, chunk: int, value: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
+        """What a chunk gives: the loss, where it is the last one."""
+        ends = self._after[chunk] is None
+        self._pipe._in_flight.part = chunk
         if self._pipe._of_transformers:
-            named = self._pipe._here({k: v for k, v in inputs.items() if self._after is None or k != "labels"})
-            with _calling():
+            named = self._pipe._here({k: v for k, v in inputs.items() if ends or k != "labels"})
+            with self._pipe._calling(chunk):
                 output = self._pipe.module(*value, **{"use_cache": False, **named})
             targets = named
         else:
-            with _calling():
+            with self._pipe._calling(chunk):
                 output = self._pipe.module(*value or (self._pipe._here(inputs),))
-        if self._after is not None:
+        if not ends:
             return output
         loss = output.loss if self._loss_fn is None else self._loss_fn(output, self._pipe._here(targets))
         if not isinstance(loss, torch.Tensor) or loss.dim():
@@ -440,32 +460,43 @@ class _Step:
         self.loss = loss.detach().clone() if self.loss is None else self.loss + loss.detach()
         return loss
 
-    def send_output(self, item: int) -> None:
-        assert self._after is not None
-        tensors = self._after.send(item, self._outputs.pop(item))
+    def send_output(self, item: int, chunk: int) -> None:
+        after = self._sent(chunk)
+        tensors = after.send(item, self._outputs.pop((item, chunk)))
         if torch.is_grad_enabled():
-            self._outputs[item] = tensors
+            self._outputs[item, chunk] = tensors
         else:
-            self._after.end_sent(item - 1)
+            after.limit_sent(item)
 
-    def receive_gradient(self, item: int) -> None:
-        assert self._after is not None
-        self._after.begin_gradients(item)
+    def receive_gradient(self, item: int, chunk: int) -> None:
+        self._sent(chunk).begin_gradients(item)
 
-    def backward(self, item: int) -> None:
-        output = self._outputs.pop(item)
-        if self._after is None:
+    def backward(self, item: int, chunk: int) -> None:
+        output = self._outputs.pop((item, chunk))
+        if (after := self._after[chunk]) is None:
             output.backward()
         else:
-            gradients = self._after.gradients(item)
+            gradients = after.gradients(item)
             pairs = [(t, g) for t, g in zip((t for t in output if t.requires_grad), gradients, strict=True) if g is not None]
             if pairs:
                 torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
-        self._lookups.after_backward(item)
+        if chunk == self._lookups.chunk:
+            self._lookups.after_backward(item)
 
-    def send_gradient(self, item: int) -> None:
-        assert self._before is not None
-        self._before.send_gradients(item, self._came.pop(item))
+    def send_gradient(self, item: int, chunk: int) -> None:
+        self._received(chunk).send_gradients(item, self._came.pop((item, chunk)))
+
+    def _received(self, chunk: int) -> Border:
+        """The border over which a chunk receives values."""
+        border = self._before[chunk]
+        assert border is not None, "it is not the first one"
+        return border
+
+    def _sent(self, chunk: int) -> Border:
+        """The border over which a chunk sends values."""
+        border = self._after[chunk]
+        assert border is not None, "it is not the last one"
+        return border
 
     def end(self) -> None:
         self._lookups.end()
@@ -481,7 +512,7 @@ class _Step:
         return [border.kinds for border in self._borders]
 
 
-def _check(optimizer: Any, micro_batches: Any, pipeline: Any, mesh: Any, options: Mapping[str, Any]) -> None:
+def _check(optimizer: Any, micro_batches: Any, pipeline: Any, chunks: Any, mesh: Any, options: Mapping[str, Any]) -> None:
     if not isinstance(optimizer, Settings):
         raise InvalidArgumentError(f"the optimizer is {optimizer!r:.80}; a pipeline trains, by one such as sluice.AdamW()")
     if whole(micro_batches, "micro_batches") < 1:
@@ -489,6 +520,10 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, mesh: Any, options
     if pipeline not in _ORDERS:
         native = ", and 'zb-h1' is for native models" if pipeline == "zb-h1" else ""
         raise InvalidArgumentError(f"pipeline is {pipeline!r}; it is {' or '.join(map(repr, _ORDERS))}{native}")
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= _MOST_CHUNKS:
+        raise InvalidArgumentError(
+            f"chunks is {chunks!r:.80}; it is how many chunks of layers each stage has, a whole number from 1 to {_MOST_CHUNKS}"
+        )
     for name, why in _REFUSED.items():
         if options.get(name):
             raise InvalidArgumentError(f"{name} is given to a Pipeline: {why}; leave it out")
@@ -506,11 +541,20 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, mesh: Any, options
             )
 
 
+def _check_chunks(chunks: int, stages: int) -> None:
+    if chunks > 1 and stages == 1:
+        raise InvalidArgumentError(
+            f"chunks is {chunks}, which is how many chunks of layers each stage of a pipeline has, and there is no pipeline: start more "
+            'ranks (torchrun --nproc-per-node P), with mesh="pipeline=P" or without a mesh, or leave it out'
+        )
+
+
 def _owners(model: torch.nn.Module, cut: Optional[Cut]) -> list[list[str]]:
     """The names of each stage's parameters."""
     if cut is None:
         return [[name for name, _ in model.named_parameters()]]
-    return [[name for name, p in model.named_parameters() if id(p) in own] for own in cut.parameters]
+    of_stages = [set().union(*cut.parameters[stage :: cut.count]) for stage in range(cut.count)]
+    return [[name for name, p in model.named_parameters() if id(p) in own] for own in of_stages]
 
 
 def _gathered(ranks: Ranks, data_rank: int, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

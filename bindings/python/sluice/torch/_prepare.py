@@ -150,9 +150,10 @@ def prepare(
     of_stages = [find_units(model, units, by_calls)] if cut is None else cut.groups(units, by_calls)
     if gpu is not None:
         gpu.give_back()
-    stage = 0 if cut is None else cut.stage
-    groups, all_units = of_stages[stage], [units_of(of_stage, roles, optimizer is not None) for of_stage in of_stages]
-    declared = all_units[stage]
+    all_units = [units_of(of_stage, roles, optimizer is not None) for of_stage in of_stages]
+    own = [0] if cut is None else cut.own
+    groups = [group for number in own for group in of_stages[number]]
+    declared = [unit for number in own for unit in all_units[number]]
     held = held_at_least(model, groups) if gpu is None else held_by_calls(model, groups)
     given_back = sum(map(bytes_in_memory, of_stages))
     of_gpu = 0 if gpu is None else size_of(device_memory or 0, "device_memory")

@@ -3,10 +3,12 @@ embedding and head share."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import itertools
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Optional
 
 import torch
@@ -22,7 +24,8 @@ from ._estimate_values import Values
 from ._gpu import CPU
 from ._homes import has_memory
 from ._moving import DRAWN
-from ._units import Group, find_units, has_children, names_of
+from ._order import Lags, actions_of
+from ._units import Group, find_units, has_children, name_apart, names_of
 
 IDS = "input_ids"  # by which models of transformers know their tokens
 
@@ -47,46 +50,60 @@ class Blocks(NamedTuple):
 
 
 class Cut:
-    """Which stage has what of a model."""
+    """Which stage has what of a model. A stage has one chunk of consecutive blocks or several: the first chunks of all stages are numbered
+    first, in the model's order, then the second ones."""
 
-    def __init__(self, model: torch.nn.Module, blocks: Blocks, ranks: Ranks, order: str, items: int, stages: Optional[str]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, blocks: Blocks, ranks: Ranks, order: str, items: int, chunks: int, stages: Optional[str]
+    ) -> None:
         self.model, self.blocks, self.ranks, self.stage, self.count = model, blocks, ranks, ranks.rank, ranks.size
+        self.chunks, self.last = chunks, chunks * ranks.size - 1
+        self.own = range(self.stage, self.last + 1, self.count)  # the numbers of this stage's chunks
         self.tied = _tied_embedding(model, blocks.before, blocks.after)
         is_first = self.tied is not None and self.stage == 0
         # Where embedding and head share a table: Fetching on the first stage, and Table on the last one.
         self.lookups: Lookups = Fetching(_filler(blocks.before[self.tied or ""])) if is_first else Lookups()
+        self.lags = Lags.of(actions_of(order, self.count, chunks, items, self.stage), self.count, chunks)
         work = [0.0, *(_elements(model, [name]) for name in self.blocks.names), _elements(model, self.blocks.after)]
         given = None if stages is None else text(stages, "stages")
         array = (ctypes.c_double * len(work))(*work)
-        found = text_of("sluice_pipeline_stages", text(order, "pipeline"), self.count, 1, items, given, array, len(work) - 2)
+        found = text_of("sluice_pipeline_stages", text(order, "pipeline"), self.count, chunks, items, given, array, len(work) - 2)
+        # By the numbers of chunks.
         self.ranges: list[tuple[int, int]] = [(first, end) for first, end in json.loads(found)]
-        self.names = [self._names_of(stage) for stage in range(self.count)]
+        self.names = [self._names_of(number) for number in range(self.last + 1)]
         self.parameters = [_tensors(model, names) for names in self.names]
         self._check()
+        self._hooks: list[Any] = []
+        self.passage = Passage(model, [Chunk(*self.ranges[number], number > 0, number < self.last) for number in self.own])
 
-    def _names_of(self, stage: int) -> list[str]:
-        """The modules of a stage."""
-        first, end = self.ranges[stage]
-        before = [name for name in self.blocks.before if name != self.tied] if stage == 0 else []
-        after = [*self.blocks.after, *([] if self.tied is None else [self.tied])] if stage == self.count - 1 else []
+    def _names_of(self, number: int) -> list[str]:
+        """The modules of a chunk."""
+        first, end = self.ranges[number]
+        before = [name for name in self.blocks.before if name != self.tied] if number == 0 else []
+        after = [*self.blocks.after, *([] if self.tied is None else [self.tied])] if number == self.last else []
         return before + self.blocks.names[first:end] + after
+
+    def _name_of(self, number: int) -> str:
+        """A chunk, in words."""
+        chunk, stage = divmod(number, self.count)
+        return f"stage {stage}" if self.chunks == 1 else f"chunk {chunk} of stage {stage}"
+
+    @property
+    def _one(self) -> str:
+        """What modules are to be in together, in words."""
+        return "stage" if self.chunks == 1 else "chunk"
 
     def _check(self) -> None:
         owner: dict[int, tuple[int, str]] = {}
-        for stage, tensors in enumerate(self.parameters):
+        for number, tensors in enumerate(self.parameters):
             for key, (name, _) in tensors.items():
-                before, known_as = owner.setdefault(key, (stage, name))
-                if before != stage:
+                before, known_as = owner.setdefault(key, (number, name))
+                if before != number:
                     raise InvalidArgumentError(
-                        f"'{name}', which stage {stage} needs, is the same tensor as '{known_as}' of stage {before}; cut the model so "
-                        "that one stage has all that shares it (stages=...), or give each a tensor of its own"
+                        f"'{name}', which {self._name_of(number)} needs, is the same tensor as '{known_as}' of {self._name_of(before)}; cut "
+                        f"the model so that one {self._one} has all that shares it (stages=...), or give each a tensor of its own"
                     )
-            if not any(isinstance(t, torch.nn.Parameter) and t.requires_grad and t.numel() for _, t in tensors.values()):
-                first, end = self.ranges[stage]
-                raise InvalidArgumentError(
-                    f"stage {stage} has the blocks {first} to {end - 1}, and no parameter that is trained; each stage needs one: state "
-                    "another cut (stages=...), or fewer ranks"
-                )
+        self._check_trained()
         for name, p in self.model.named_parameters():
             if id(p) not in owner:
                 raise InvalidArgumentError(
@@ -94,20 +111,44 @@ class Cut:
                     "into one"
                 )
 
+    def _check_trained(self) -> None:
+        with_elements = [
+            [t for _, t in tensors.values() if isinstance(t, torch.nn.Parameter) and t.numel()] for tensors in self.parameters
+        ]
+        for stage in range(self.count):
+            of_stage = slice(stage, None, self.count)
+            if not any(p.requires_grad for own in with_elements[of_stage] for p in own):
+                self._refuse_cut(f"stage {stage}", self.ranges[of_stage], ", and no parameter that is trained; each stage needs one")
+        for number, own in enumerate(with_elements):
+            if not own:
+                self._refuse_cut(self._name_of(number), [self.ranges[number]], ", and no parameter; each chunk needs one")
+
+    def _refuse_cut(self, which: str, ranges: Sequence[tuple[int, int]], lacks: str) -> NoReturn:
+        blocks = " and ".join(f"{first} to {end - 1}" for first, end in ranges)
+        fewer = "fewer ranks" if self.chunks == 1 else "fewer chunks or ranks"
+        raise InvalidArgumentError(f"{which} has the blocks {blocks}{lacks}: state another cut (stages=...), or {fewer}")
+
     def groups(self, units: Optional[Mapping[str, Sequence[str]]], by_calls: bool) -> list[list[Group]]:
-        """The units of each stage. units: the user's own, of which each is in one stage; by_calls: see find_units()."""
+        """The units of each chunk. units: the user's own, of which each is in one chunk; by_calls: see find_units()."""
         known = {id(p): name for name, p in self.model.named_parameters()}
-        of_stages: list[dict[str, Sequence[str]]] = [{} for _ in range(self.count)]
+        of_chunks: list[dict[str, Sequence[str]]] = [{} for _ in self.names]
         for unit, members in (units or {}).items():
             names = names_of(unit, members)
-            has = [any(_is_in(name, own) or _is_in(own, name) for name in names for own in of_stage) for of_stage in self.names]
+            has = [any(_is_in(name, own) or _is_in(own, name) for name in names for own in of_chunk) for of_chunk in self.names]
             if sum(has) > 1:
-                raise InvalidArgumentError(f"the unit '{unit}' has parameters of several stages; give each stage a unit of its own")
-            of_stages[has.index(True) if any(has) else 0][unit] = names
-        return [
+                raise InvalidArgumentError(
+                    f"the unit '{unit}' has parameters of several {self._one}s; give each {self._one} a unit of its own"
+                )
+            of_chunks[has.index(True) if any(has) else 0][unit] = names
+        found = [
             find_units(self.model, own or None, by_calls, known.keys() - tensors.keys())
-            for own, tensors in zip(of_stages, self.parameters, strict=True)
+            for own, tensors in zip(of_chunks, self.parameters, strict=True)
         ]
+        for stage in range(self.count):
+            used: set[str] = set()  # chunks may have parts of one module
+            for group in itertools.chain(*found[stage :: self.count]):
+                group.name = name_apart(group.name, used)
+        return found
 
     # ---- what stays ----
 
@@ -116,30 +157,62 @@ class Cut:
         stages' tensors go to the meta device. Where parameters get first values by rules, all stages' modules stay in the model until
         forget_others(), since rules take random numbers one module after another. stored: the names of parameters that do not."""
         unset = {name for name, t in [*self.model.named_parameters(), *self.model.named_buffers()] if t.is_meta and name not in stored}
-        passage = Passage(self.model, self.stage > 0, self.stage + 1 < self.count)
-        first, end = self.ranges[self.stage]
-        kept = {module for name in self.names[self.stage] for module in self.model.get_submodule(name).modules()}
-        for stage, names in enumerate(self.names):
-            for name in names if stage != self.stage else ():
-                module = self.model.get_submodule(name)
-                holder, _, own = name.rpartition(".")
-                instead = self._instead(passage, name, module, first, end)
-                setattr(self.model.get_submodule(holder), own, instead)
-                if name == self.tied and self.stage == 0:
-                    vars(instead).update(_without_hooks(module))
-                for key, p in module.named_parameters(name):
-                    if key in unset:
-                        setattr(p, DRAWN, True)
-                if unset:
-                    instead.add_module("elsewhere", module)
-                for each in [m for m in module.modules() if m not in kept]:
-                    _let_go(each, name, stage, self.stage)
+        kept = {module for number in self.own for name in self.names[number] for module in self.model.get_submodule(name).modules()}
+        for number, names in enumerate(self.names):
+            for name in names:
+                if number in self.own:
+                    self._leave_out(number, name)
+                else:
+                    self._replace(number, name, unset, kept)
         self.parameters = []  # which would keep those of other stages
         if self.tied is not None and self.stage + 1 == self.count:
             _without_hooks(self.model.get_submodule(self.tied))  # the first stage has the embedding's output
-            self.lookups = Table(self.model, self.tied, self.blocks.after, self.count, _filler(self.blocks.before[self.tied]))
+            filler = _filler(self.blocks.before[self.tied])
+            self.lookups = Table(self.model, self.tied, self.blocks.after, self.lags, self.chunks - 1, filler)
         if self.blocks.of_transformers:
-            passage.install()
+            self.passage.install()
+
+    def _replace(self, number: int, name: str, unset: Container[str], kept: Container[torch.nn.Module]) -> None:
+        """Puts what passes values on in the place of another stage's module. unset: the names of what gets first values by rules; kept:
+        the modules that this stage has."""
+        module = self.model.get_submodule(name)
+        holder, _, own = name.rpartition(".")
+        fetching = self.lookups if name == self.tied and isinstance(self.lookups, Fetching) else None
+        instead = self._gap(name, module) if fetching is None else _Elsewhere(module, fetching.fetch)
+        setattr(self.model.get_submodule(holder), own, instead)
+        if fetching is not None:
+            vars(instead).update(_without_hooks(module))
+            self._leave_out(0, name)
+        for key, p in module.named_parameters(name):
+            if key in unset:
+                setattr(p, DRAWN, True)
+        if unset:
+            instead.add_module("elsewhere", module)
+        for each in [m for m in module.modules() if m not in kept]:
+            _let_go(each)
+            each.register_forward_pre_hook(functools.partial(self._refuse_call, name, number))
+
+    def _leave_out(self, number: int, name: str) -> None:
+        """Lets calls of this stage's other chunks pass over what is at a place."""
+        if self.chunks == 1:
+            return
+        holder, _, own = name.rpartition(".")
+        module = self.model.get_submodule(name)
+        self.passage.leave_out(number // self.count, self.model.get_submodule(holder), own, self._gap(name, module))
+        for each in module.modules():
+            if next(each.parameters(recurse=False), None) is not None:
+                self._hooks.append(each.register_forward_pre_hook(functools.partial(self._refuse_call, name, number)))
+
+    def _refuse_call(self, name: str, number: int, *_: Any) -> None:
+        """Comes before a call of what a chunk has. On one rank gradients of both calls would be added in another order."""
+        now = self.passage.called
+        if number in self.own and now in (None, number // self.count):
+            return
+        here = f"stage {self.stage}" if now is None else self._name_of(self.own[now])
+        raise InvalidArgumentError(
+            f"a layer of {here} calls '{name}', which {self._name_of(number)} has; cut the model so that one {self._one} has both "
+            "(stages=...), or give the layer what it needs as a value that layers pass on"
+        )
 
     def forget_others(self) -> None:
         """Ends what keep_own() has left of other stages."""
@@ -147,46 +220,85 @@ class Cut:
             if isinstance(module, _Elsewhere) and hasattr(module, "elsewhere"):
                 del module.elsewhere
 
-    def _instead(self, passage: Passage, name: str, module: torch.nn.Module, first: int, end: int) -> _Elsewhere:
+    def close(self) -> None:
+        """Leaves this stage's modules as they were."""
+        self.lookups.close()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _gap(self, name: str, module: torch.nn.Module) -> _Elsewhere:
+        """What passes values on in a module's place."""
         if name in self.blocks.before:
-            here = self.lookups if name == self.tied else None
-            return _Elsewhere(module, here.fetch if isinstance(here, Fetching) else _filler(self.blocks.before[name]))
+            return _Elsewhere(module, _filler(self.blocks.before[name]))
         if name in self.blocks.after or not self.blocks.of_transformers:
             return _Elsewhere(module, lambda value: value)
-        number, tuples = self.blocks.names.index(name), self.blocks.gives_tuples
-        then = passage.put if number == end else passage.take if number == first - 1 else _same
-        return _Elsewhere(module, lambda value: (then(value),) if tuples else then(value))
+        pass_on, tuples = functools.partial(self.passage.at, self.blocks.names.index(name)), self.blocks.gives_tuples
+        return _Elsewhere(module, lambda value: (pass_on(value),) if tuples else pass_on(value))
+
+
+class Chunk(NamedTuple):
+    """The blocks of one of a stage's chunks, and where what it computes comes from and goes."""
+
+    first: int  # block
+    end: int
+    receives: bool
+    sends: bool
 
 
 class Passage:
-    """What goes into a stage's part of a model of transformers, and out of it: its own code runs with these blocks alone."""
+    """What goes into a stage's part of a model, and out of it: a call runs the model's own code with the blocks of one chunk alone."""
 
-    def __init__(self, model: torch.nn.Module, receives: bool, sends: bool) -> None:
+    def __init__(self, model: torch.nn.Module, chunks: Sequence[Chunk]) -> None:
         self._run: Callable[..., Any] = type(model).forward
-        self._model, self._receives, self._sends = model, receives, sends
+        self._model, self._chunks = model, chunks
+        self.called: Optional[int] = None  # the chunk
+        self._places: list[tuple[int, torch.nn.Module, str, torch.nn.Module]] = []
         self._value: Any = None
 
+    def leave_out(self, chunk: int, holder: torch.nn.Module, name: str, gap: torch.nn.Module) -> None:
+        """Has the gap take a module's place in calls of other chunks than this."""
+        self._places.append((chunk, holder, name, gap))
+
+    @contextlib.contextmanager
+    def calling(self, chunk: int) -> Iterator[None]:
+        """A `with` in which the model is called for a chunk."""
+        gaps = [(holder, name, gap, getattr(holder, name)) for of, holder, name, gap in self._places if of != chunk]
+        self.called = chunk
+        try:
+            for holder, name, gap, _ in gaps:
+                setattr(holder, name, gap)
+            yield
+        finally:
+            for holder, name, _, module in gaps:
+                setattr(holder, name, module)
+            self.called = None
+
     def install(self) -> None:
+        """Lets a model of transformers take what a chunk receives, and give what it sends."""
         model, run = self._model, self._run
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if self._receives:
+            chunk = self._chunk
+            if chunk.receives:
                 self._value, *args = args  # type: ignore[assignment]
             output = run(model, *args, **kwargs)
             value, self._value = self._value, None
-            return value if self._sends else output
+            return value if chunk.sends else output
 
         model.forward = forward
         vars(model)["tie_weights"] = lambda *_, **__: None  # what shares a tensor is on one stage, and shares it already
 
-    def take(self, value: Any) -> Any:
-        """What this stage has received, in the place of what the block before its first one returns."""
-        return self._value
+    def at(self, number: int, value: Any) -> Any:
+        """What comes of a value in the place of a block that is left out: what was received in the place of what the block before the
+        first one returns. Notes what the last block has returned."""
+        chunk = self._chunk
+        if chunk.sends and number == chunk.end:
+            self._value = value
+        return self._value if chunk.receives and number == chunk.first - 1 else value
 
-    def put(self, value: Any) -> Any:
-        """Notes what this stage's last block has returned."""
-        self._value = value
-        return value
+    @property
+    def _chunk(self) -> Chunk:
+        return self._chunks[self.called or 0]
 
 
 class _Elsewhere(torch.nn.Module):
@@ -211,10 +323,6 @@ def _without_hooks(module: torch.nn.Module) -> dict[str, Any]:
     return taken
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _filler(stub: Stub) -> Callable[[Any], Any]:
     def fill(value: torch.Tensor) -> torch.Tensor:
         if not stub.width:
@@ -225,21 +333,13 @@ def _filler(stub: Stub) -> Callable[[Any], Any]:
     return fill
 
 
-def _let_go(module: torch.nn.Module, name: str, stage: int, here: int) -> None:
-    """Takes a module's tensors, and refuses calls of it."""
+def _let_go(module: torch.nn.Module) -> None:
+    """Takes a module's tensors."""
     for key, p in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
         if not p.is_meta:
             setattr(module, key, torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad))
     for key, b in [*module.named_buffers(recurse=False, remove_duplicate=False)]:
         setattr(module, key, torch.empty_like(b, device="meta"))
-
-    def refuse(*_: Any) -> NoReturn:
-        raise InvalidArgumentError(
-            f"a layer of stage {here} calls '{name}', which stage {stage} has; cut the model so that one stage has both (stages=...), or "
-            "give the layer what it needs as a value that layers pass on"
-        )
-
-    module.register_forward_pre_hook(refuse)
 
 
 # ---- a table that embedding and head share: the last stage has it, and looks tokens up for the first one ----
@@ -266,6 +366,7 @@ class Lookups:
     border: Border
     ids: Sequence[torch.Tensor]  # the tokens of each micro-batch
     item = 0  # the micro-batch that is computed
+    chunk = 0  # of the stage: that in which they are used
 
     def begin(self, border: Border, ids: Sequence[torch.Tensor]) -> int:
         """Begins a step. Returns the most bytes that it holds beside what its calls take."""
@@ -301,10 +402,12 @@ class Table(Lookups):
 
     are_made = True
 
-    def __init__(self, model: torch.nn.Module, embedding: str, heads: Sequence[str], stages: int, fill: Callable[[Any], Any]) -> None:
-        """fill: what the model's own code gets of the embedding on this stage, where no value of it counts."""
+    def __init__(
+        self, model: torch.nn.Module, embedding: str, heads: Sequence[str], lags: Lags, chunk: int, fill: Callable[[Any], Any]
+    ) -> None:
+        """chunk: with the heads; fill: what the model's own code gets of the embedding on this stage, where no value of it counts."""
         self._module = module = model.get_submodule(embedding)
-        self._stages = stages
+        self._lags, self.chunk = lags, chunk
         self._changed = [module]  # modules whose forward() is replaced
         self.calls: Callable[..., Any] = lambda run, *args: run(*args)  # on a GPU calls_with(); touches bring the table in
         self._in_head: Optional[torch.Tensor] = None  # as heads use it in this micro-batch
@@ -364,14 +467,14 @@ class Table(Lookups):
         self._waiting: dict[int, torch.Tensor] = {}  # by micro-batch: the head's part of these rows
         self._found: dict[int, torch.Tensor] = {}  # by micro-batch: what was looked up
         self._added = 0  # micro-batches whose embedding's part was added
-        table, under_way = self.weight, min(self._stages, len(ids))
+        table, waiting = self.weight, min(self._lags.behind + 1, len(ids))
         row = table.shape[1] * table.element_size()
         trains = torch.is_grad_enabled() and table.requires_grad
-        ahead = (under_way + 2) * ids[0].numel()
-        return ahead * row + (under_way * len(self._rows) * row + table.nbytes if trains else 0)  # and a copy of a gradient
+        found = min(self._lags.ahead + waiting, len(ids)) * ids[0].numel()
+        return found * row + (waiting * len(self._rows) * row + table.nbytes if trains else 0)  # and a copy of a gradient
 
     def begin_messages(self) -> None:
-        for item in range(min(self._stages + 1, len(self.ids))):
+        for item in range(min(self._lags.ahead, len(self.ids))):
             self._send(item)
 
     def _send(self, item: int) -> None:
@@ -382,14 +485,14 @@ class Table(Lookups):
 
     def after_forward(self, item: int) -> None:
         self._in_head = None  # it refers to this object, which would else keep it, and with it the engine
-        if item + self._stages + 1 < len(self.ids):
-            self._send(item + self._stages + 1)
+        if item + self._lags.ahead < len(self.ids):
+            self._send(item + self._lags.ahead)
         if not torch.is_grad_enabled():
             self.border.end_sent(item)  # it has long been used
 
     def after_backward(self, item: int) -> None:
         self.border.begin_gradients(item)
-        self._add(item - self._stages + 1)
+        self._add(item - self._lags.behind)
 
     def _add(self, last: int) -> None:
         """Adds the embedding's parts up to this micro-batch's."""

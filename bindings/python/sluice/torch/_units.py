@@ -104,7 +104,7 @@ def find_units(
     if not found:
         raise InvalidArgumentError(f"the model ({type(model).__name__}) has no parameters with elements")
     used: set[str] = set()
-    return [dataclasses.replace(group, name=_apart(group.name, used)) for group in found]
+    return [dataclasses.replace(group, name=name_apart(group.name, used)) for group in found]
 
 
 def _named(
@@ -144,7 +144,7 @@ def names_of(unit: str, members: Any) -> list[str]:
     return names
 
 
-def _apart(name: str, taken: set[str]) -> str:
+def name_apart(name: str, taken: set[str]) -> str:
     """Takes the name, or else one like it that is not taken."""
     counted = itertools.chain([name], (f"{name} ({count})" for count in itertools.count(2)))
     free = next(each for each in counted if each not in taken)
@@ -311,7 +311,7 @@ def _split(groups: Sequence[Group]) -> list[Group]:
         for kind, parameters in kinds.items():
             differs = [] if kind[0] == first[0] else ["frozen"]
             differs += [] if kind[1] == first[1] else [_type_of(*parameters[0])]
-            name = _apart(f"{group.name} ({', '.join(differs)})", taken) if differs else group.name
+            name = name_apart(f"{group.name} ({', '.join(differs)})", taken) if differs else group.name
             split.append(Group(name, parameters))
     return split
 
