@@ -11,6 +11,7 @@
 
 #include "allocator/memory.h"
 #include "bindings/c/ranks_handle.h"
+#include "bindings/c/state_server.h"
 #include "bindings/c/status.h"
 #include "core/device.h"
 #include "core/threads.h"
@@ -112,7 +113,8 @@ struct sluice_engine {
   std::mutex mutex;  // serializes calls
   // The thread inside a call, or on which the call runs a function of its caller.
   std::atomic<pid_t> caller{0};
-  // Last, because its thread uses the other members.
+  // Last, because their threads use the other members.
+  std::optional<sluice::c::StateServer> states;
   std::optional<sluice::allocator::TouchServer> touches;
 
   // Serves a page fault: brings in the unit of the address. Returns why it cannot, or "".

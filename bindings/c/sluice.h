@@ -291,6 +291,9 @@ typedef int (*sluice_write_state)(void* context, uint32_t parameter, uint32_t ar
  * several arrays alternate, and threads of the engine call the function, one at a time. */
 SLUICE_API sluice_status sluice_engine_get_state(sluice_engine* engine, uint32_t unit,
                                                  sluice_write_state state, void* context);
+/* The same by rank 0 of several, which makes this call alone: see sluice_ranks.h. */
+SLUICE_API sluice_status sluice_engine_get_state_alone(sluice_engine* engine, uint32_t unit,
+                                                       sluice_write_state state, void* context);
 typedef int (*sluice_read_state)(void* context, uint32_t parameter, uint32_t array, uint64_t first_element,
                                  float* values, uint64_t elements);
 /* The function fills in every array of the unit. Parameters get the values of their masters; where there are

@@ -68,6 +68,35 @@ class StateReader {
   std::array<float, kAtOnce> wide_;
 };
 
+enum class By : std::uint8_t { kAllRanks, kRank0 };
+
+sluice_status get_state(sluice_engine* handle, uint32_t unit, sluice_write_state state, void* context,
+                        By by) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    if (state == nullptr) fail(ErrorCode::kInvalidArgument, "'state' is NULL");
+    if (by == By::kRank0 && e.device != nullptr)
+      fail(ErrorCode::kState, "a GPU computes, so that all ranks call sluice_engine_get_state()");
+    StateReader reader(e, state, context);
+    engine::UnitSink sink;
+    sink.master = [&](ParameterId p, std::size_t first, std::span<const float> values) {
+      reader(p, 0, first, values.size(), {values.data(), Dtype::kF32});
+    };
+    sink.state = [&](ParameterId p, std::size_t array, std::size_t first, std::size_t count,
+                     ConstArray values, const float* scales) {
+      const optim::CodeMap map = e.planned.optimizer->state()[array].map;
+      reader(p, masters_of(e) + static_cast<uint32_t>(array), first, count, values, map, scales);
+    };
+    sink.whole = [&](ParameterId p, std::size_t array, std::span<const float> values) {
+      reader(p, first_whole(e) + static_cast<uint32_t>(array), 0, values.size(),
+             {values.data(), Dtype::kF32});
+    };
+    if (by == By::kRank0)
+      e.engine->save_alone(trainable_unit(e, unit), sink);
+    else
+      e.engine->save(trainable_unit(e, unit), sink);
+  });
+}
+
 }  // namespace
 }  // namespace sluice::c
 
@@ -86,24 +115,12 @@ sluice_status sluice_engine_state_arrays(const sluice_engine* handle, char** jso
 
 sluice_status sluice_engine_get_state(sluice_engine* handle, uint32_t unit, sluice_write_state state,
                                       void* context) {
-  return with_engine(handle, [&](sluice_engine& e) {
-    if (state == nullptr) sluice::fail(sluice::ErrorCode::kInvalidArgument, "'state' is NULL");
-    StateReader reader(e, state, context);
-    engine::UnitSink sink;
-    sink.master = [&](engine::ParameterId p, std::size_t first, std::span<const float> values) {
-      reader(p, 0, first, values.size(), {values.data(), sluice::Dtype::kF32});
-    };
-    sink.state = [&](engine::ParameterId p, std::size_t array, std::size_t first, std::size_t count,
-                     sluice::ConstArray values, const float* scales) {
-      const sluice::optim::CodeMap map = e.planned.optimizer->state()[array].map;
-      reader(p, masters_of(e) + static_cast<uint32_t>(array), first, count, values, map, scales);
-    };
-    sink.whole = [&](engine::ParameterId p, std::size_t array, std::span<const float> values) {
-      reader(p, first_whole(e) + static_cast<uint32_t>(array), 0, values.size(),
-             {values.data(), sluice::Dtype::kF32});
-    };
-    e.engine->save(trainable_unit(e, unit), sink);
-  });
+  return get_state(handle, unit, state, context, By::kAllRanks);
+}
+
+sluice_status sluice_engine_get_state_alone(sluice_engine* handle, uint32_t unit, sluice_write_state state,
+                                            void* context) {
+  return get_state(handle, unit, state, context, By::kRank0);
 }
 
 sluice_status sluice_engine_set_state(sluice_engine* handle, uint32_t unit, sluice_read_state state,

@@ -176,7 +176,8 @@ std::string why_not_seen(const sluice_engine& e, const std::string& out) {
 
 // Takes part in a save of rank 0.
 std::string save_with_first(sluice_engine& e, const std::string& out, comm::Communicator& communicator) {
-  const Json refused = Json::parse(engine::exchange(communicator, kSaving, "{}")[0]);
+  const Json refused =
+      Json::parse(engine::exchange(communicator, kSaving, "{}", [&] { e.engine->serve_state(); })[0]);
   if (refused.contains("text"))
     fail(static_cast<ErrorCode>(refused.at("code").get<int>()), "rank 0 could not save: {}",
          refused.at("text").get<std::string>());

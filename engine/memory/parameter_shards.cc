@@ -112,7 +112,7 @@ void ParameterShards::start(allocator::Ledger& ledger, DeviceWork* gpu) {
   stored_.start(ledger);
   relayed_.start(ledger);
   reads_->shards = this;
-  ranks_.communicator().serve([reads = reads_](const comm::Read& read, comm::Answer answer) {
+  ranks_.serve([reads = reads_](const comm::Read& read, comm::Answer answer) {
     const std::lock_guard lock(reads->serving);
     if (reads->shards != nullptr) return reads->shards->answer(read, std::move(answer));
     answer({}, shards_are_gone(), {});

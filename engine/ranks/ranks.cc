@@ -9,9 +9,7 @@
 namespace sluice::engine {
 namespace {
 
-std::uint64_t state_id(UnitId unit, std::size_t chunk) {
-  return call_id(CallKind::kState, std::uint64_t{unit} << 24 | chunk);
-}
+std::uint64_t state_id(UnitId unit, std::size_t chunk) { return StateRead{unit, chunk}.key(); }
 
 }  // namespace
 
@@ -141,6 +139,27 @@ void Ranks::send_whole(ParameterId parameter, std::span<const std::byte> values)
 
 void Ranks::receive_whole(int rank, ParameterId parameter, std::span<std::byte> values) {
   receive(rank, call_id(CallKind::kWhole, parameter), state_name(layout_.location(parameter).unit), values);
+}
+
+// An error of the run ends the work of all ranks; another one is the answer of that rank.
+void Ranks::read_state(int rank, const StateRead& read, std::span<std::byte> into) {
+  TransferGroup group;
+  communicator_.read(rank, read.key(), read.changes, 0, into, group.add());
+  try {
+    group.wait();
+  } catch (const Error& error) {
+    if (!communicator_.failure().empty()) throw;
+    throw StateRefused(error.code(), fmt::format("rank {}: {}", rank, error.what()));
+  }
+}
+
+void Ranks::serve(comm::Server shards) {
+  communicator_.serve([reads = state_reads_, shards = std::move(shards)](const comm::Read& read,
+                                                                         comm::Answer answer) {
+    if (StateReads::is_of_state(read.key)) return reads->ask(read, answer);
+    if (shards) return shards(read, std::move(answer));
+    answer({}, std::make_exception_ptr(Error(ErrorCode::kState, "a rank has no shards of parameters")), {});
+  });
 }
 
 int Ranks::owner(UnitId unit, std::size_t element) const {

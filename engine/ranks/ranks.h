@@ -12,6 +12,7 @@
 #include "engine/layout/layout.h"
 #include "engine/layout/shards.h"
 #include "engine/ranks/packing.h"
+#include "engine/ranks/state_reads.h"
 #include "optim/optimizer.h"
 
 namespace sluice::engine {
@@ -72,6 +73,12 @@ class Ranks {
   // The same for an optimizer's arrays of a whole parameter.
   void send_whole(ParameterId parameter, std::span<const std::byte> values);
   void receive_whole(int rank, ParameterId parameter, std::span<std::byte> values);
+  // Reads state of another rank, which makes no call for that. Waits until that rank is as far. Throws
+  // StateRefused where it cannot give it.
+  void read_state(int rank, const StateRead& read, std::span<std::byte> into);
+  // From now on state_reads() gets the other ranks' reads of state, and `shards`, if not null, all others.
+  void serve(comm::Server shards);
+  StateReads& state_reads() const { return *state_reads_; }
   // All-reduces the sums of an optimizer's round. All ranks call it for the same parameters in the same
   // order.
   void sum_round(std::span<double> f64, std::span<float> f32, TransferGroup& group);
@@ -95,6 +102,7 @@ class Ranks {
   const bool any_partitioned_;
   std::vector<bool> summed_by_gpus_;  // by unit; empty: none is
   Shards shards_;                     // of all ranks
+  const std::shared_ptr<StateReads> state_reads_ = std::make_shared<StateReads>();
 };
 
 }  // namespace sluice::engine

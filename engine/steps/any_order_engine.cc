@@ -357,6 +357,7 @@ void AnyOrderEngine::leave(bool with_values, const std::function<void(UnitId, al
   const auto go = [&] {
     left_ = true;
     c.failure = "its parameters have left it";
+    if (c.ranks) c.ranks->state_reads().wait_until_sent();
     engine::leave(c, with_values, take);
     // Other ranks still gather units from this rank's shards.
     if (with_values && c.parameter_shards) c.ranks->exchange("the end of the engines", {}, {});

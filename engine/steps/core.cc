@@ -9,7 +9,10 @@ namespace sluice::engine {
 
 Core::Core(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
            const Resources& the_resources)
-    : Stores(profile, the_plan, the_optimizer, the_resources), values(*this), applied(layout.parameters()) {}
+    : Stores(profile, the_plan, the_optimizer, the_resources),
+      values(*this),
+      applied(layout.parameters()),
+      changes(layout.units().size()) {}
 
 void Core::begin_step(const StepSettings& given) {
   if (in_step) refuse(ErrorCode::kState, "begin_step() is called twice without step()");
@@ -71,6 +74,7 @@ void Core::serve_ranks() {
   if (sections) report_work();
   try {
     queue.serve_ranks();
+    if (ranks) values.serve(false);
   } catch (const std::exception& error) {
     tell_ranks(error.what());
     throw;
@@ -154,6 +158,7 @@ void Core::enqueue(UnitRange units, bool with_parameters) {
     std::fill(applied.begin() + first, applied.begin() + layout.end_parameter(units.end - 1), applied[first]);
   std::vector<UpdateQueue::Due> all;
   for (UnitId unit = units.first; unit < units.end; ++unit) {
+    ++changes[unit];
     all.push_back(due_of(unit));
     // Backward does not wait to learn whether a gradient is finite: the device that updates the unit checks.
     if (checks_on_gpu()) all.back().refused = gradients.check_on_gpu(unit, states.by_cpu(unit));

@@ -51,7 +51,8 @@ struct Core : Stores {
     std::optional<std::string> not_finite;
   };
   Measured measure();
-  void serve_ranks();  // UpdateQueue::serve_ranks(); an error is reported to the other ranks
+  // UpdateQueue::serve_ranks(), and Values::serve(); an error is reported to the other ranks.
+  void serve_ranks();
   // Collective: makes the squares of these gradients known to all ranks, where each knows only its shard's.
   void gather_squares(std::span<const ParameterId> of);
   // Queues a copy of this rank's shard of the means of these parameters, where the plan keeps only the shard,
@@ -73,6 +74,7 @@ struct Core : Stores {
   double clip_factor = 1;
   std::uint64_t steps = 0;
   std::vector<std::uint64_t> applied;  // by parameter: how many steps have updated it
+  std::vector<std::uint64_t> changes;  // by unit: how often its state was changed, or is due to be
   bool in_step = false;
   std::string failure;  // the cause of failure; empty: none
 

@@ -51,6 +51,26 @@ void Engine::save(UnitId unit, const UnitSink& sink) {
   if (failed) std::rethrow_exception(failed);
 }
 
+void Engine::save_alone(UnitId unit, const UnitSink& sink) {
+  const std::exception_ptr failed = core_->guarded([&](Core& c) {
+    ensure(!c.gpu, "the state of ranks on GPUs is taken by rank 0 alone");
+    check_save(unit);
+    return c.values.save(unit, sink, true);
+  });
+  if (failed) std::rethrow_exception(failed);
+}
+
+void Engine::serve_state() {
+  core_->guarded([](Core& c) {
+    if (c.ranks) c.values.serve(true);
+  });
+}
+
+StateReads* Engine::state_reads() const {
+  const bool has_part = core_->ranks && core_->ranks->any_partitioned();
+  return has_part ? &core_->ranks->state_reads() : nullptr;
+}
+
 void Engine::save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted) {
   const std::exception_ptr failed = core_->guarded([&](Core& c) {
     check_save(unit);

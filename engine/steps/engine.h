@@ -22,6 +22,8 @@
 
 namespace sluice::engine {
 
+class StateReads;
+
 // The source of a unit's values. Elements are counted within the unit's span of a parameter.
 struct UnitSource {
   // Fills `out` with values of a parameter, from element `first` on: those of its master, where it has one.
@@ -139,6 +141,15 @@ class Engine {
   // Loads all units. If the source throws after a unit was loaded, the engine has failed.
   void load_all(const UnitSource& source);
   void save(UnitId unit, const UnitSink& sink);  // completes the unit's pending update first
+  // The same on rank 0 while the others make no call: they are read, and answer in serve_state(), and
+  // whenever they wait for other ranks. Their own calls do nothing for a unit whose state is partitioned.
+  // Throws Error(kState), with nothing changed, where another rank has set or edited values since. REQUIRES:
+  // the CPU computes.
+  void save_alone(UnitId unit, const UnitSink& sink);
+  // Answers the next read of this rank's state, if its updates are as far. state_reads() has the reads, also
+  // while other calls are made; null: the state of no unit is partitioned.
+  void serve_state();
+  StateReads* state_reads() const;
   // Hands out this rank's part of the unit as far as it is wanted, and perhaps more; the sink's `values` are
   // not called. Not collective.
   void save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted);

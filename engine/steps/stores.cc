@@ -119,6 +119,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   if (host_staging) host_staging->start(resources.ledger, plan.staging_slots > 0 ? updates.slot(0) : nullptr);
   for (std::optional<DeviceRanks>* const one : {&device_sums, &device_gathers})
     if (*one) (*one)->start(resources.ledger, *ranks);
+  if (ranks && ranks->any_partitioned() && !parameter_shards) ranks->serve({});
   pager.on_stall([this] { return queue.finish_some(); });
   if (parameter_shards) pager.meanwhile([this] { queue.advance_while_waiting(); });
 }
@@ -126,6 +127,10 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
 // Other ranks may wait for updates in progress.
 Stores::~Stores() {
   queue.end_what_goes_on_alone();
+  if (ranks && ranks->any_partitioned()) {
+    if (!parameter_shards) ranks->communicator().serve({});
+    ranks->state_reads().end();
+  }
   if (gpu) gpu->finish();
 }
 
@@ -229,6 +234,7 @@ void Stores::share_memory() {
 void Stores::settle() {
   queue.settle();
   pager.wait_all();
+  if (ranks) ranks->state_reads().wait_until_sent();
 }
 
 }  // namespace sluice::engine

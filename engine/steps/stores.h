@@ -59,7 +59,7 @@ struct Stores {
   void await_copies(UnitId unit) {
     if (gpu_shards) gpu_shards->await(unit);
   }
-  void settle();  // completes all updates and transfers
+  void settle();  // completes all updates and transfers, also of state that another rank reads
   // Whether this rank keeps only its shard of the unit's final gradient.
   bool keeps_gradient_part(UnitId unit) const {
     return gradient_shards.has(unit) || gradient_records[unit] != nullptr;

@@ -278,13 +278,21 @@ std::exception_ptr for_chunks(const ValueStreams& s, UnitId unit, const std::vec
   return nullptr;
 }
 
-// Drains the chunks of another rank, which sends their state.
+// Drains the chunks of another rank, which sends their state, or is read.
 std::exception_ptr drain_rank(const ValueStreams& s, int rank, UnitId unit, ConstArray values,
                               const UnitSink& sink) {
   const StateFormat& format = (*s.formats)[static_cast<std::size_t>(rank)];
   for (std::size_t chunk = 0; chunk < format.shards().chunks(unit); ++chunk) {
     std::byte* const state = s.host != nullptr ? s.host->room() : s.pipeline.slot(0);
-    s.ranks->receive_state(rank, unit, chunk, {state, format.chunk_bytes(unit, chunk)});
+    const std::span<std::byte> bytes{state, format.chunk_bytes(unit, chunk)};
+    try {
+      if (s.changes)
+        s.ranks->read_state(rank, {.unit = unit, .chunk = chunk, .changes = *s.changes}, bytes);
+      else
+        s.ranks->receive_state(rank, unit, chunk, bytes);
+    } catch (const StateRefused&) {
+      return std::current_exception();
+    }
     const ElementRange elements = format.shards().chunk(unit, chunk);
     const ConstArray here = readable(s, values.at(elements.begin), elements.size());
     try {
@@ -318,6 +326,13 @@ std::exception_ptr save_values(const ValueStreams& s, UnitId unit, ConstArray va
   for (int rank = 1; rank < others && failed == nullptr; ++rank)
     failed = drain_rank(s, rank, unit, values, sink);
   return failed;
+}
+
+std::exception_ptr save_chunk(const ValueStreams& s, UnitId unit, std::size_t chunk,
+                              const std::function<void(std::span<const std::byte>)>& state) {
+  return for_chunks(s, unit, {chunk}, {}, [&](std::size_t, const std::byte* bytes, std::size_t) {
+    state({bytes, s.states.format().chunk_bytes(unit, chunk)});
+  });
 }
 
 std::exception_ptr save_wanted_parameters(const ValueStreams& s, UnitId unit, ConstArray values,

@@ -1,6 +1,7 @@
 #pragma once
 #include <exception>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct ValueStreams {
   Ranks* ranks = nullptr;
   const std::vector<StateFormat>* formats = nullptr;
   HostStaging* host = nullptr;  // null where the CPU computes; else a GPU has values and state
+  // On rank 0 where the other ranks make no call, and it reads their state after that many changes.
+  std::optional<std::uint64_t> changes = {};
 };
 
 // Loads a unit. `values` is the unit's home, which is held; padding becomes zero. own_alone: values whose
@@ -34,11 +37,16 @@ struct ValueStreams {
 std::exception_ptr load_values(const ValueStreams& streams, UnitId unit, Array values,
                                const UnitSource& source, bool own_alone);
 
-// Saves a unit. Where state is partitioned, this is collective, and rank 0's sink gets the parts of all
-// ranks. Returns the exception that the sink threw, after which it is not called again. Errors of the
-// engine's own are thrown.
+// Saves a unit. Where state is partitioned, rank 0's sink gets the parts of all ranks, and this is
+// collective, unless it reads them. Returns the exception that the sink threw, after which it is not called
+// again, or that of a rank which refuses to be read. Errors of the engine's own are thrown.
 std::exception_ptr save_values(const ValueStreams& streams, UnitId unit, ConstArray values,
                                const UnitSink& sink);
+
+// Hands out the state of one chunk of this rank's. The function's memory may be a staging slot's. Returns the
+// exception of the function.
+std::exception_ptr save_chunk(const ValueStreams& streams, UnitId unit, std::size_t chunk,
+                              const std::function<void(std::span<const std::byte>)>& state);
 
 // Hands out the wanted parameters of `values`, the unit's home. Returns the exception of the sink.
 std::exception_ptr save_wanted_parameters(const ValueStreams& streams, UnitId unit, ConstArray values,

@@ -37,6 +37,7 @@ std::exception_ptr Values::load(UnitId unit, const UnitSource& source) {
   c_.report_work();  // ranks that load faster wait for this one
   if (!source.values) require(unit);
   c_.settle();
+  ++c_.changes[unit];
   has_[unit] = false;
   std::byte* values = c_.pager.acquire(c_.parameters[unit], Pager::Use::kModify);
   std::exception_ptr failed = load_values(streams(unit), unit, {values, c_.layout.dtype(unit)}, source,
@@ -75,16 +76,19 @@ void Values::take_shard(UnitId unit, bool loaded) {
   if (loaded) c_.parameter_shards->publish(unit);
 }
 
-std::exception_ptr Values::save(UnitId unit, const UnitSink& sink) {
+std::exception_ptr Values::save(UnitId unit, const UnitSink& sink, bool alone) {
   require(unit);
+  if (alone && c_.partitions_state(unit) && c_.ranks->rank() > 0) return nullptr;
   c_.report_work();  // other ranks wait for the one that writes
   c_.settle();
   if (sink.values && c_.partitions_state(unit)) return save_parameters_alone(unit, sink);
   const bool sends = c_.partitions_state(unit) && c_.ranks->rank() > 0;  // only its part of the state
   std::byte* const values = sends ? nullptr : c_.pager.acquire(c_.parameters[unit], Pager::Use::kRead);
   if (!sends && unit + 1 < c_.parameters.size()) c_.pager.prefetch_one(c_.parameters[unit + 1]);
-  std::exception_ptr failed = save_values(streams(unit), unit, {values, c_.layout.dtype(unit)}, sink);
-  if (failed == nullptr && c_.partitions_state(unit)) gather_wholes(unit);
+  ValueStreams from = streams(unit);
+  if (alone) from.changes = c_.changes[unit];
+  std::exception_ptr failed = save_values(from, unit, {values, c_.layout.dtype(unit)}, sink);
+  if (failed == nullptr && c_.partitions_state(unit)) failed = gather_wholes(unit, alone);
   try {
     if (failed == nullptr) c_.wholes.save(unit, sink.whole);
   } catch (...) {
@@ -129,16 +133,58 @@ std::exception_ptr Values::save_parameters_alone(UnitId unit, const UnitSink& si
 }
 
 // Sends the arrays of whole parameters to rank 0 from the rank that has the first element: a parameter that
-// is not cut is updated there alone.
-void Values::gather_wholes(UnitId unit) {
+// is not cut is updated there alone. Returns why a rank that is read refuses.
+std::exception_ptr Values::gather_wholes(UnitId unit, bool alone) {
   for (ParameterId p = c_.layout.first_parameter(unit); p < c_.layout.end_parameter(unit); ++p) {
     if (c_.layout.spec(p).continues()) continue;
     const int owner = c_.ranks->owner(unit, c_.layout.location(p).offset);
     const std::span<std::byte> values = std::as_writable_bytes(c_.wholes.values(p));
     if (owner == 0 || values.empty()) continue;
+    if (alone) {
+      try {
+        c_.ranks->read_state(owner, {.whole = p, .changes = c_.changes[unit]}, values);
+      } catch (const StateRefused&) {
+        return std::current_exception();
+      }
+      continue;
+    }
     if (c_.ranks->rank() == owner) c_.ranks->send_whole(p, values);
     if (c_.ranks->rank() == 0) c_.ranks->receive_whole(owner, p, values);
   }
+  return nullptr;
+}
+
+std::optional<UnitId> Values::unit_of(const StateRead& read) const {
+  if (read.whole ? *read.whole >= c_.layout.parameters() : read.unit >= c_.layout.units().size()) return {};
+  const UnitId unit = read.whole ? c_.layout.location(*read.whole).unit : read.unit;
+  const bool has = c_.partitions_state(unit) &&
+                   (read.whole || read.chunk < c_.states.format().shards().chunks(unit)) && !c_.gpu;
+  return has ? std::optional(unit) : std::nullopt;
+}
+
+void Values::serve(bool may_settle) {
+  StateReads& reads = c_.ranks->state_reads();
+  const std::optional<StateRead> read = reads.next();
+  if (!read) return;
+  const auto refuse_it = [&](const std::string& why) {
+    reads.refuse(std::make_exception_ptr(Error(ErrorCode::kState, why)));
+  };
+  const std::optional<UnitId> found = unit_of(*read);
+  if (!found) return refuse_it("optimizer state is read that it has not, or has on a GPU");
+  const UnitId unit = *found;
+  if (c_.changes[unit] > read->changes)
+    return refuse_it(fmt::format(
+        "the values or the state of '{}' were set or edited there while another rank takes the state; do "
+        "that when it has the state",
+        c_.name_of(unit)));
+  if (c_.changes[unit] < read->changes) return;
+  const auto is_settled = [&] { return c_.queue.current(unit) && c_.updates.idle(); };
+  if (may_settle && !is_settled()) c_.settle();
+  if (!is_settled()) return;
+  if (read->whole) return reads.answer(std::as_bytes(c_.wholes.values(*read->whole)));
+  const auto answer = [&](std::span<const std::byte> state) { reads.answer(state); };
+  if (const std::exception_ptr failed = save_chunk(streams(unit), unit, read->chunk, answer))
+    std::rethrow_exception(failed);
 }
 
 // When all ranks are here, none reads the shards that are about to change.
@@ -152,6 +198,7 @@ void Values::wait_for_edit(UnitId unit) {
 void Values::take_masters(UnitId unit) {
   if (!c_.states.has_master(unit)) return;
   c_.settle();
+  ++c_.changes[unit];
   engine::take_masters(streams(unit), unit, {c_.pager.data(c_.parameters[unit]), c_.layout.dtype(unit)});
 }
 

@@ -195,6 +195,62 @@ TEST_P(LocalRanksTest, StateIsGivenToRank0) {
   });
 }
 
+using State = std::map<std::pair<uint32_t, uint32_t>, std::vector<float>>;  // by parameter and array
+
+int collect(void* context, uint32_t parameter, uint32_t array, uint64_t first, const float* values,
+            uint64_t elements) {
+  auto& into = (*static_cast<State*>(context))[{parameter, array}];
+  if (into.size() != first) return 1;
+  into.insert(into.end(), values, values + elements);
+  return 0;
+}
+
+TEST_P(RanksTest, StateIsReadByRank0Alone) {
+  for (const char* const place : {"memory", "disk"}) {
+    Choice choice;
+    choice.place = place;
+    run(3, [&](sluice_ranks* ranks, uint32_t rank) {
+      const EngineHandle engine = make(ranks, folder_.path(), SLUICE_STAGE(1), choice);
+      State alone, together;
+      for (int step = 0; step < 2; ++step) {
+        train_as(engine.get(), rank, 1);
+        alone.clear();
+        for (uint32_t unit = 0; unit < kUnits && rank == 0; ++unit)
+          ASSERT_OK(sluice_engine_get_state_alone(engine.get(), unit, collect, &alone));
+      }
+      ASSERT_OK(sluice_ranks_barrier(ranks, "rank 0 has the state"));
+      for (uint32_t unit = 0; unit < kUnits; ++unit)
+        ASSERT_OK(sluice_engine_get_state(engine.get(), unit, collect, &together));
+      if (rank == 0) {
+        EXPECT_TRUE(alone == together);
+      }
+      ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+    });
+  }
+}
+
+TEST_P(LocalRanksTest, StateIsNotReadInPartAfterValuesWereSet) {
+  run(2, [&](sluice_ranks* ranks, uint32_t rank) {
+    const EngineHandle engine = make(ranks, folder_.path(), SLUICE_STAGE(1));
+    train_as(engine.get(), rank, 1);
+    if (rank == 1) {
+      ASSERT_OK(sluice_engine_set_values(engine.get(), 1, start_values, nullptr));
+    }
+    ASSERT_OK(sluice_ranks_barrier(ranks, "rank 1 has set values"));
+    State state;
+    if (rank == 0) {
+      expect_error(sluice_engine_get_state_alone(engine.get(), 1, collect, &state), SLUICE_STATE,
+                   {"rank 1", "'unit.1' were set or edited there"});
+      ASSERT_OK(sluice_engine_set_values(engine.get(), 1, start_values, nullptr));
+    }
+    state.clear();
+    EXPECT_OK(sluice_engine_get_state_alone(engine.get(), 1, collect, &state));
+    EXPECT_EQ(state.size(), rank == 0 ? 4u : 0u);
+    train_as(engine.get(), rank, 1);
+    ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
+  });
+}
+
 TEST_P(LocalRanksTest, PlansAgreeAndModelsAreCompared) {
   run(2, [&](sluice_ranks* ranks, uint32_t rank) {
     Choice choice;
