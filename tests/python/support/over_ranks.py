@@ -10,6 +10,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import time
 import unittest.mock
 import warnings
 
@@ -229,6 +230,35 @@ def _take_state(model, optimizer):
 
 
 ALONE = {"evaluate": _evaluate, "generate": _generate, "save": _save, "state": _take_state}
+
+
+def _digest_of_state(state):
+    together = hashlib.sha256()
+    for number, arrays in sorted(state.items()):
+        for name, array in sorted(arrays.items()):
+            together.update(f"{number} {name}".encode())
+            together.update(array.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return together.hexdigest()
+
+
+def take_state(others="never", name="gpt2", place="memory", accumulate=SIZE, stated=False, **options):
+    """Trains, while rank 0 takes the optimizer's state after each step. others: when other ranks make that call, "together" with it,
+    "later" or "never". Returns digests of the state, and what the training gave."""
+    model, optimizer = _wrapped(name, place, **options | ({"accumulate": accumulate} if stated else {}))
+    numbers, taken = itertools.count(), []
+
+    def take(model, optimizer):
+        number = next(numbers)
+        if RANK == 0:
+            time.sleep(0.2 * (number == 1))  # others then wait in the next step
+            taken.append(_digest_of_state(optimizer.state_dict()["state"]))
+        elif others == "together" or (others == "later" and number == 2):
+            optimizer.state_dict()
+
+    made = _result(model, *_loop(model, optimizer, name, 3, accumulate, between=take))
+    sluice.torch.close(model)
+    assert len(set(taken)) == len(taken) == 3 * (RANK == 0)
+    return taken, made
 
 
 def go_on(folder, way, stage=None, place="memory", saves_on_gpu=False, goes_on_on_gpu=False):

@@ -222,6 +222,16 @@ def test_one_rank_alone_takes_the_state_that_all_have(pool, place):
     assert pool.call("train", alone="state", stage=0, place=place) == pool.call("train", stage=0, place=place)
 
 
+@pytest.mark.parametrize("settings, place", [
+    ({"stage": 1, "others": "together", "accumulate": 4, "update": "Adafactor", "dtype": "bfloat16"}, "disk"),
+    ({"stage": 3, "stated": True, "accumulate": 4}, "memory"),
+    ({"stage": 3, "others": "later", "stated": True, "update_in_backward": True, "links": "gloo"}, "disk"),
+    pytest.param({"stage": 2, "update": "Muon"}, "memory", marks=LONG),
+])  # fmt: skip
+def test_rank_0_alone_takes_the_state_of_which_each_rank_has_a_part(pool, settings, place):
+    assert pool.call("take_state", place=place, **settings) == pool.call("take_state", **settings | {"stage": 0, "links": None})
+
+
 @pytest.mark.parametrize("way, stage, place", [("engine", 1, "disk"), ("state_dict", 3, "memory")])
 def test_a_run_goes_on_from_what_was_saved(pool, tmp_path, way, stage, place):
     for first, second in pool.call("go_on", folder=str(tmp_path), way=way, stage=stage, place=place):
@@ -256,6 +266,10 @@ def test_a_backward_pass_that_fails_before_its_sums_is_done_again_and_later_is_a
 def test_hosts_give_the_bits_of_one(pools, stage):
     settings = {"stage": stage, "accumulate": 4, "clip": 0.5, "steps": 1}
     assert pools[4].call("train", links="hosts", **settings) == pools[4].call("train", **settings)
+
+
+def test_rank_0_alone_takes_the_state_of_several_hosts(pools):
+    assert pools[4].call("take_state", links="hosts", stage=3, others="later") == pools[4].call("take_state", stage=0)
 
 
 @pytest.mark.parametrize("stage", [0, pytest.param(3, marks=LONG)])

@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import _abi
-from ..errors import InvalidArgumentError, StateError
+from ..errors import InvalidArgumentError, StateError, SystemIOError
 from ..optimizers import Optimizer as Settings
 from . import _safetensors
 from ._homes import Home, Span, outside
@@ -26,7 +26,9 @@ _WHAT = "the optimizer's state_dict"
 _STEP = "step"
 _MASTER = "master"
 # What scripts for DDP do, whose other ranks wait elsewhere.
-_ALONE = ", which all ranks call where state is partitioned (so that rank 0 saves alone: stage=0, or Trainer's save_only_model)"
+_ALONE = ", which all ranks on GPUs call where state is partitioned (so that rank 0 saves alone: stage=0, or Trainer's save_only_model)"
+# Trainer saves its last checkpoint while the scripts of other ranks go on to their ends.
+_ENDS = " (if its script came to the end: end all ranks with sluice.torch.close(model), where they wait for rank 0)"
 _MOST_STEPS = 1 << 53  # as often a parameter may have been updated
 _NO_ARRAYS = {_STEP, "RMS"}  # what states have besides arrays; transformers' Adafactor finds RMS anew in each step
 
@@ -76,8 +78,8 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The settings of the groups and the engine's state, as torch.optim has them, after pending updates. It may be larger
         than memory: where the model was wrapped with a disk folder, the tensors lie in files there, which end with them.
-        Where state is partitioned over ranks, all of them call it, and that of rank 0 alone has the state. Raises BudgetError
-        where they have no room."""
+        Where state is partitioned over ranks, that of rank 0 alone has the state, whether or not the others call it, too; on GPUs all
+        of them call it. Raises BudgetError where they have no room."""
         self._check_open()
         made = super().state_dict()
         with self._session.presence.users:
@@ -208,14 +210,17 @@ register_optimizer_step_pre_hook(_refuse_others)
 def _read_state(presence: Presence) -> _State:
     """Reads the state of each trainable parameter that was updated, by its index. The tensors lie in files without a name
     in the disk folder, where there is one, so that they may be larger than memory; else in memory. Where state is partitioned
-    over ranks, all of them call it, and rank 0 alone gets it."""
+    over ranks, rank 0 alone gets it, from the others' memory and disks; on GPUs all of them call it."""
     engine, ranks = presence.engine, presence.engine.options.ranks
     partitioned = ranks is not None and engine.plan()["stage"] > 0
+    is_given, on_gpus = not partitioned or ranks is None or ranks.rank == 0, partitioned and engine.gpu is not None
+    if not is_given and not on_gpus:
+        return {}
     arrays = engine.state_arrays()
     updated = [home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
 
     def make_all() -> _State:
-        if partitioned and ranks is not None and ranks.rank != 0:
+        if not is_given:
             return {}
         type_of = {name: _type_of(presence, name) for name in arrays}
         shapes = {home.index: _shapes(presence, home, arrays) for home in updated}
@@ -227,7 +232,8 @@ def _read_state(presence: Presence) -> _State:
             for home in updated
         }
 
-    state = engine.agreed(f"{_WHAT}{_ALONE}", make_all) if partitioned else make_all()
+    state = engine.agreed(f"{_WHAT}{_ALONE}", make_all) if on_gpus else make_all()
+    function = "sluice_engine_get_state" if on_gpus or not partitioned else "sluice_engine_get_state_alone"
     for unit, own in sorted(_by_unit(updated).items()):
         parts = {
             (span.key, name): _part(presence, name, span, array.view(-1))
@@ -235,7 +241,10 @@ def _read_state(presence: Presence) -> _State:
             for name, array in state.get(home.index, {}).items()
             if name != _STEP
         }
-        _move(presence, "sluice_engine_get_state", "sluice_write_state_to_arrays", unit, parts)
+        try:
+            _move(presence, function, "sluice_write_state_to_arrays", unit, parts)
+        except SystemIOError as error:
+            raise SystemIOError(f"{error}{_ENDS if function.endswith('alone') else ''}") from None
         for home, _ in own:
             for tensor in state.get(home.index, {}).values():
                 _safetensors.flush(tensor)
