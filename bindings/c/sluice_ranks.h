@@ -22,10 +22,10 @@
  * values with sluice_engine_get_values(). Where state is partitioned (stage 1 and higher):
  * - sluice_engine_get_values() hands out the parameters instead of their masters.
  * - sluice_engine_get_state() hands the state only to the function of rank 0.
- * - sluice_engine_get_state_alone() does so while the other ranks make no call: rank 0 reads their parts,
- * which they give while they compute or wait, as soon as they have applied the updates that rank 0 has. On
- * them it does nothing. SLUICE_STATE where one of them has ended its engine, or has set or edited values
- * since. With a GPU all ranks call sluice_engine_get_state().
+ * - sluice_engine_get_state_alone() does so although the other ranks need not make the call: rank 0 reads
+ * their parts, which they give while they compute or wait, as soon as they have applied the updates that
+ * rank 0 has. On another rank the call returns when rank 0 has its part. SLUICE_STATE where one of them has
+ * ended its engine, or has set or edited values since. With a GPU all ranks call sluice_engine_get_state().
  * - sluice_engine_step() waits until all updates are applied.
  * At every stage sluice_engine_save() writes one complete checkpoint: all ranks write parts of it where they
  * see rank 0's `out` under their own, otherwise rank 0 writes it alone. All ranks return when it is complete,

@@ -1,5 +1,6 @@
 #include "engine/ranks/state_reads.h"
 
+#include <chrono>
 #include <utility>
 
 #include "engine/ranks/call_id.h"
@@ -81,6 +82,12 @@ bool StateReads::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return ended_ || (!waiting_.empty() && !sending_); });
   return !ended_;
+}
+
+void StateReads::wait_a_moment() {
+  constexpr std::chrono::milliseconds kMost{5};
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, kMost, [this] { return ended_ || (!waiting_.empty() && !sending_); });
 }
 
 void StateReads::end() {

@@ -44,8 +44,9 @@ class StateReads : public std::enable_shared_from_this<StateReads> {
   void answer(std::span<const std::byte> bytes) { tell(bytes, nullptr); }
   void refuse(std::exception_ptr why) { tell({}, std::move(why)); }
   void wait_until_sent();
-  bool wait();  // until there is one to answer; false after end()
-  void end();   // refuses what comes from now on, and waits until answers have left
+  bool wait();           // until there is one to answer; false after end()
+  void wait_a_moment();  // the same, but for a few milliseconds at most
+  void end();            // refuses what comes from now on, and waits until answers have left
 
  private:
   struct Question {

@@ -142,7 +142,7 @@ class Engine {
   void load_all(const UnitSource& source);
   void save(UnitId unit, const UnitSink& sink);  // completes the unit's pending update first
   // The same on rank 0 while the others make no call: they are read, and answer in serve_state(), and
-  // whenever they wait for other ranks. Their own calls do nothing for a unit whose state is partitioned.
+  // whenever they wait for other ranks. Their own calls wait until rank 0 has read them.
   // Throws Error(kState), with nothing changed, where another rank has set or edited values since. REQUIRES:
   // the CPU computes.
   void save_alone(UnitId unit, const UnitSink& sink);

@@ -7,7 +7,7 @@
 
 namespace sluice::engine {
 
-Values::Values(Core& core) : c_(core), has_(core.layout.units().size()) {}
+Values::Values(Core& core) : c_(core), has_(core.layout.units().size()), taken_(core.layout.units().size()) {}
 
 ValueStreams Values::streams(UnitId unit) {
   Ranks* const parts = c_.partitions_state(unit) ? &*c_.ranks : nullptr;
@@ -78,7 +78,10 @@ void Values::take_shard(UnitId unit, bool loaded) {
 
 std::exception_ptr Values::save(UnitId unit, const UnitSink& sink, bool alone) {
   require(unit);
-  if (alone && c_.partitions_state(unit) && c_.ranks->rank() > 0) return nullptr;
+  if (alone && c_.partitions_state(unit) && c_.ranks->rank() > 0) {
+    wait_until_taken(unit);
+    return nullptr;
+  }
   c_.report_work();  // other ranks wait for the one that writes
   c_.settle();
   if (sink.values && c_.partitions_state(unit)) return save_parameters_alone(unit, sink);
@@ -181,10 +184,37 @@ void Values::serve(bool may_settle) {
   const auto is_settled = [&] { return c_.queue.current(unit) && c_.updates.idle(); };
   if (may_settle && !is_settled()) c_.settle();
   if (!is_settled()) return;
+  if (read->key() == last_key(unit)) {
+    ++taken_[unit].times;
+    taken_[unit].changes = read->changes;
+  }
   if (read->whole) return reads.answer(std::as_bytes(c_.wholes.values(*read->whole)));
   const auto answer = [&](std::span<const std::byte> state) { reads.answer(state); };
   if (const std::exception_ptr failed = save_chunk(streams(unit), unit, read->chunk, answer))
     std::rethrow_exception(failed);
+}
+
+// Rank 0 reads the chunks of a unit, and then the arrays of whole parameters.
+std::optional<std::uint64_t> Values::last_key(UnitId unit) const {
+  for (ParameterId p = c_.layout.end_parameter(unit); p-- > c_.layout.first_parameter(unit);)
+    if (!c_.layout.spec(p).continues() && !c_.wholes.values(p).empty() &&
+        c_.ranks->owner(unit, c_.layout.location(p).offset) == c_.ranks->rank())
+      return StateRead{.whole = p}.key();
+  const std::size_t chunks = c_.states.format().shards().chunks(unit);
+  return chunks > 0 ? std::optional(StateRead{.unit = unit, .chunk = chunks - 1}.key()) : std::nullopt;
+}
+
+void Values::wait_until_taken(UnitId unit) {
+  if (!last_key(unit)) return;
+  Taken& taken = taken_[unit];
+  ++taken.calls;
+  while (taken.times < taken.calls || taken.changes != c_.changes[unit]) {
+    if (const std::string failure = c_.ranks->communicator().failure(); !failure.empty())
+      fail(ErrorCode::kIo, "{}", failure);
+    c_.ranks->state_reads().wait_a_moment();
+    serve(true);
+  }
+  c_.ranks->state_reads().wait_until_sent();
 }
 
 // When all ranks are here, none reads the shards that are about to change.

@@ -153,6 +153,23 @@ def test_rank_0_takes_partitioned_state_alone_while_the_other(how, says, tmp_pat
     assert out.startswith(says) and (says == "4\n" or "end all ranks with sluice.torch.close(model)" in out), out + errors
 
 
+ALL_TAKE_STATE = """
+model, optimizer = make(stage=1)
+for taken in range(2):
+    step(model, optimizer)
+    for again in range(2):  # the second time of the same state
+        if RANK == 0:
+            time.sleep(0.3)
+        state = optimizer.state_dict()
+print(len(state["state"]))
+"""
+
+
+def test_ranks_that_all_take_partitioned_state_may_end_then():
+    (_, first, errors), (status, second, _) = run(ALL_TAKE_STATE)
+    assert (first, second, status) == ("4\n", "0\n", 0), errors
+
+
 RESTARTED = """
 if RANK == int(os.environ["LATE"]):
     time.sleep(1)

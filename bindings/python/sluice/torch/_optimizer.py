@@ -78,8 +78,8 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The settings of the groups and the engine's state, as torch.optim has them, after pending updates. It may be larger
         than memory: where the model was wrapped with a disk folder, the tensors lie in files there, which end with them.
-        Where state is partitioned over ranks, that of rank 0 alone has the state, whether or not the others call it, too; on GPUs all
-        of them call it. Raises BudgetError where they have no room."""
+        Where state is partitioned over ranks, that of rank 0 alone has the state. The others need not call it, and where they do it
+        returns when rank 0 has their parts; on GPUs all of them call it. Raises BudgetError where they have no room."""
         self._check_open()
         made = super().state_dict()
         with self._session.presence.users:
@@ -210,12 +210,10 @@ register_optimizer_step_pre_hook(_refuse_others)
 def _read_state(presence: Presence) -> _State:
     """Reads the state of each trainable parameter that was updated, by its index. The tensors lie in files without a name
     in the disk folder, where there is one, so that they may be larger than memory; else in memory. Where state is partitioned
-    over ranks, rank 0 alone gets it, from the others' memory and disks; on GPUs all of them call it."""
+    over ranks, rank 0 alone gets it, from the others' memory and disks; on GPUs all of them call it, and elsewhere they may."""
     engine, ranks = presence.engine, presence.engine.options.ranks
     partitioned = ranks is not None and engine.plan()["stage"] > 0
     is_given, on_gpus = not partitioned or ranks is None or ranks.rank == 0, partitioned and engine.gpu is not None
-    if not is_given and not on_gpus:
-        return {}
     arrays = engine.state_arrays()
     updated = [home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
 
