@@ -54,6 +54,7 @@ TABLE = [
     (3, "deep", {"micro_batches": 4, "clip": 0.5, "chunks": 2}, {"place": "device"}),
     (2, "deep_tied", {"micro_batches": 6, "chunks": 2, "pipeline": "gpipe"}, {"place": "disk"}),
     (3, "deep_llama", {"micro_batches": 6, "chunks": 2, "recompute": True}, {"place": "disk"}),
+    (2, "llama", {"micro_batches": 3, "recompute": True, "units": None}, {"place": "memory"}),
     (4, "broad", {"micro_batches": 3, "clip": 0.5, "chunks": 2, "stage": 3}, {"place": "memory"}),
 ]  # fmt: skip
 MORE = [

@@ -112,3 +112,21 @@ def loss_under_autocast(model, step):
 ])  # fmt: skip
 def test_units_are_there_in_parts_that_others_keep_or_compute_again(around, loss):
     check_on_gpu(lambda: Stack(around), loss)
+
+
+class Block(torch.nn.Module):
+    """Computes what it does itself again in backward, without a call of the module, as layers of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.bias = (torch.nn.Parameter(torch.full((WIDTH,), value)) for value in (1.5, 0.5))
+
+    def forward(self, x):
+        return checkpoint(lambda x: torch.tanh(x * self.gain + self.bias), x, use_reentrant=False)
+
+
+def test_a_unit_is_there_where_the_model_returns_what_its_last_block_returns():
+    check_twin(
+        lambda: torch.nn.Sequential(torch.nn.Sequential(*(Block() for _ in range(6)))), loss_of, places=["memory", "memory"], steps=2,
+        units={f"block.{i}": [f"0.{i}"] for i in range(6)}, held_units=3, on_gpu_only={"device_facts": fake_gpu.FACTS},
+    )  # fmt: skip

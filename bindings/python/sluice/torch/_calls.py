@@ -221,7 +221,8 @@ class Calls:
                 "a backward pass of a model that is wrapped on a GPU makes a graph (create_graph=True), whose own backward would not "
                 "find the parameters; wrap the model on the CPU for that"
             )
-        self._go(call)
+        if not _is_around(call, self._now):  # a module may return what the last one in it returns, whose backward has begun then
+            self._go(call)
 
     def bring_in(self, home: Home) -> None:
         """Comes in a backward pass that needs a parameter."""
@@ -237,6 +238,14 @@ class Calls:
         self._now, self._presence.in_call = call, call is not None
         if not self._presence.engine.closed:
             self._presence.show({} if call is None else call.units)
+
+
+def _is_around(call: Call, inner: Call | None) -> bool:
+    """Whether one call was made in the other one, of whose units it has all."""
+    outer = inner and inner.outer
+    while outer is not None and outer is not call:
+        outer = outer.outer
+    return outer is not None
 
 
 def calls_with(model: torch.nn.Module, parameter: torch.nn.Parameter) -> Callable[..., Any]:
