@@ -216,14 +216,16 @@ class DevicePlanner {
     const bool by_gpu = in_.optimizer.elementwise({}).has_value();
     check_updates(by_gpu);
     keep_shards_with_the_cpu();
-    chooses_updates_ = by_gpu && !in_.request.updates;
+    const bool state_is_asked = in_.request.place(Part::kState) == Tier::kDevice;
+    chooses_updates_ = by_gpu && !in_.request.updates && !state_is_asked;
     if (chooses_updates_) return;
-    const Tier by = in_.request.updates.value_or(Tier::kHost);
+    const Tier by = in_.request.updates.value_or(by_gpu ? Tier::kDevice : Tier::kHost);
     std::ranges::fill(updates_.updated_on, by);
-    updates_.because = fmt::format(
-        "the {}, {}", by == Tier::kHost ? "CPU" : "GPU",
-        in_.request.updates ? "as asked"
-                            : "since " + in_.optimizer.name() + " looks at each parameter as a whole");
+    updates_.because =
+        fmt::format("the {}, {}", by == Tier::kHost ? "CPU" : "GPU",
+                    in_.request.updates ? "as asked"
+                    : by_gpu            ? "where the optimizer's state is asked to be"
+                             : "since " + in_.optimizer.name() + " looks at each parameter as a whole");
   }
 
   std::optional<Plan> find() {

@@ -347,15 +347,19 @@ TEST(GpuSteps, TakeWhatWasMeasured) {
   }
 }
 
-// A plan that chooses what updates is about as fast as one by which either processor updates all, whatever
-// else follows from that choice, such as what there is room for on the GPU. (It may leave the CPU out where
-// that loses less than a tenth of what is not computing.)
-TEST(GpuSteps, AreNotSlowerSinceThePlanChoosesWhatUpdates) {
+Profile layers() {
   std::vector<UnitSpec> units = {{"embedding", {{"table", {32000, 3072}}}}};
   for (std::size_t layer = 0; layer < kLayers; ++layer)
     units.push_back({fmt::format("layer.{}", layer), {{fmt::format("matrix.{}", layer), {32768, 3072}}}});
   for (UnitSpec& unit : units) unit.dtype = Dtype::kBf16;
-  const Profile profile = any_order_profile(units, 2);
+  return any_order_profile(units, 2);
+}
+
+// A plan that chooses what updates is about as fast as one by which either processor updates all, whatever
+// else follows from that choice, such as what there is room for on the GPU. (It may leave the CPU out where
+// that loses less than a tenth of what is not computing.)
+TEST(GpuSteps, AreNotSlowerSinceThePlanChoosesWhatUpdates) {
+  const Profile profile = layers();
   const auto optimizer = optim::make_optimizer({});
   int helped_by_cpu = 0, helped_by_gpu = 0;
   for (const bool clip : {true, false})
@@ -380,6 +384,22 @@ TEST(GpuSteps, AreNotSlowerSinceThePlanChoosesWhatUpdates) {
       }
   EXPECT_GT(helped_by_cpu, 5);
   EXPECT_GT(helped_by_gpu, 1);
+}
+
+// Also where the CPU would be quicker.
+TEST(GpuSteps, UpdateStateWhereItIsAskedToBe) {
+  MachineRates rates;
+  rates.gpu = {Source::kStated, 5e10, 5e10, 1e11, 1e-3};
+  rates.memory_bandwidth = 2.7e11;
+  PlanRequest request;
+  const auto by_cpu = [&] {
+    const Plan plan =
+        make_plan(layers(), *optim::make_optimizer({}), {96 * kGiB, 0, 0, 64 * kGiB}, request, rates);
+    return std::ranges::count_if(plan.units, &UnitPlan::updated_by_cpu);
+  };
+  EXPECT_GT(by_cpu(), 0);
+  request.places[index(Part::kState)] = allocator::Tier::kDevice;
+  EXPECT_EQ(by_cpu(), 0);
 }
 
 }  // namespace device_walk_test
