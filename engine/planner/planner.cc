@@ -249,8 +249,10 @@ class DevicePlanner {
   // Replaces the plan by one in which the CPU updates, too. Disks are slow, so a plan that uses one is made
   // only where none does without.
   void share(std::optional<Plan>& plan) {
-    for (const std::uint64_t disk : {std::uint64_t{0}, in_.budget.disk})
-      if (share(disk, plan) || (plan && !plan->uses_disk())) return;
+    for (const std::uint64_t disk : {std::uint64_t{0}, in_.budget.disk}) {
+      if (share(disk, plan)) return;
+      if ((plan && !plan->uses_disk()) || in_.budget.disk == 0) break;
+    }
     if (plan) plan->updates_because = "the GPU, since memory is too short for updates by the CPU beside it";
   }
   bool share(std::uint64_t disk, std::optional<Plan>& plan) {

@@ -17,8 +17,9 @@ namespace {
 // Of the time that a step takes beyond computing without them, what the CPU's updates must save; and of a
 // step, what fewer of them may lose.
 constexpr double kWorthwhile = 0.1, kAsGood = 0.005;
-constexpr std::size_t kTried = 8;   // parts of the choices, before the best of them is looked at closely
-constexpr std::size_t kCloser = 4;  // times that it is
+// Parts of the choices, before the best of them is looked at closely, and how often it is; less often where a
+// plan has more units than this, since each look makes a plan.
+constexpr std::size_t kTried = 8, kCloser = 4, kManyUnits = 500;
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
 // The units in the order in which the CPU gets them.
@@ -76,10 +77,12 @@ class Sharing {
     const auto look_at = [&](std::size_t count) {
       if (seconds(count) < (count < best ? 1 + kAsGood : 1 - kAsGood) * seconds(best)) best = count;
     };
-    std::size_t stride = std::max<std::size_t>(1, choices_.size() / kTried);
+    const std::size_t times = std::max<std::size_t>(1, choices_.size() / kManyUnits);
+    const std::size_t tried = std::max<std::size_t>(2, kTried / times), looks = kCloser / times;
+    std::size_t stride = std::max<std::size_t>(1, choices_.size() / tried);
     for (std::size_t count = stride; count <= choices_.size(); count += stride) look_at(count);
     look_at(choices_.size());
-    for (std::size_t closer = 0; stride > 1 && closer < kCloser; ++closer) {
+    for (std::size_t closer = 0; stride > 1 && closer < looks; ++closer) {
       stride = divide_up(stride, 2);
       const std::size_t middle = best;
       look_at(middle - std::min(middle, stride));

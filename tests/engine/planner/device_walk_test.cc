@@ -386,6 +386,19 @@ TEST(GpuSteps, AreNotSlowerSinceThePlanChoosesWhatUpdates) {
   EXPECT_GT(helped_by_gpu, 1);
 }
 
+// The CPU needs memory of the host for what it updates.
+TEST(GpuSteps, SayThatMemoryIsTooShortForTheCpusUpdates) {
+  MachineRates rates;
+  rates.gpu = {Source::kStated, 5e10, 5e10, 1e11, 1e-3};
+  const auto because = [&](std::uint64_t memory) {
+    return make_plan(layers(), *optim::make_optimizer({}), {memory, 0, 0, 64 * kGiB}, {}, rates)
+        .updates_because;
+  };
+  EXPECT_NE(because(96 * kGiB).find("the GPU, and the CPU"), std::string::npos) << because(96 * kGiB);
+  EXPECT_NE(because(300 * kMiB).find("memory is too short for updates by the CPU"), std::string::npos)
+      << because(300 * kMiB);
+}
+
 // Also where the CPU would be quicker.
 TEST(GpuSteps, UpdateStateWhereItIsAskedToBe) {
   MachineRates rates;
