@@ -294,6 +294,9 @@ SLUICE_API sluice_status sluice_engine_get_state(sluice_engine* engine, uint32_t
 /* The same by rank 0 of several, which makes this call alone: see sluice_ranks.h. */
 SLUICE_API sluice_status sluice_engine_get_state_alone(sluice_engine* engine, uint32_t unit,
                                                        sluice_write_state state, void* context);
+/* Tells the other ranks that rank 0 has taken the state so, or why it could not (an error's text; NULL: it
+ * has). Another rank waits in this call until rank 0 makes it. */
+SLUICE_API sluice_status sluice_engine_state_is_taken(sluice_engine* engine, const char* error);
 typedef int (*sluice_read_state)(void* context, uint32_t parameter, uint32_t array, uint64_t first_element,
                                  float* values, uint64_t elements);
 /* The function fills in every array of the unit. Parameters get the values of their masters; where there are

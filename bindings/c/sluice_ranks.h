@@ -22,10 +22,14 @@
  * values with sluice_engine_get_values(). Where state is partitioned (stage 1 and higher):
  * - sluice_engine_get_values() hands out the parameters instead of their masters.
  * - sluice_engine_get_state() hands the state only to the function of rank 0.
- * - sluice_engine_get_state_alone() does so although the other ranks need not make the call: rank 0 reads
- * their parts, which they give while they compute or wait, as soon as they have applied the updates that
- * rank 0 has. On another rank the call returns when rank 0 has its part. SLUICE_STATE where one of them has
- * ended its engine, or has set or edited values since. With a GPU all ranks call sluice_engine_get_state().
+ * - sluice_engine_get_state_alone() does so while the other ranks make no call: rank 0 reads their parts,
+ * which they give while they compute or wait, as soon as they have applied the updates that rank 0 has. On
+ * them it does nothing. SLUICE_STATE where one of them has ended its engine, has set or edited values since,
+ * or has not made a change within half a minute that rank 0 has made. With a GPU all ranks call
+ * sluice_engine_get_state().
+ * - sluice_engine_state_is_taken() follows on rank 0, also where it failed. Another rank that is to wait
+ * until rank 0 has the state calls it, too: it returns when rank 0 has made the call as often since the last
+ * step as this rank. SLUICE_STATE, with rank 0's text, where that failed.
  * - sluice_engine_step() waits until all updates are applied.
  * At every stage sluice_engine_save() writes one complete checkpoint: all ranks write parts of it where they
  * see rank 0's `out` under their own, otherwise rank 0 writes it alone. All ranks return when it is complete,

@@ -123,6 +123,15 @@ sluice_status sluice_engine_get_state_alone(sluice_engine* handle, uint32_t unit
   return get_state(handle, unit, state, context, By::kRank0);
 }
 
+sluice_status sluice_engine_state_is_taken(sluice_engine* handle, const char* error) {
+  return with_engine(handle, [&](sluice_engine& e) {
+    if (e.device != nullptr)
+      sluice::fail(sluice::ErrorCode::kState,
+                   "a GPU computes, so that all ranks call sluice_engine_get_state()");
+    e.engine->state_is_taken(error == nullptr ? "" : error);
+  });
+}
+
 sluice_status sluice_engine_set_state(sluice_engine* handle, uint32_t unit, sluice_read_state state,
                                       void* context) {
   return with_engine(handle, [&](sluice_engine& e) {

@@ -20,6 +20,7 @@ enum class CallKind : std::uint8_t {
   kWholeGradient,
   kGradientIsThere,
   kUnitIsThere,
+  kStateTaken,
   kNamed,     // between the calls for units: settings, measurements, files
   kOfCaller,  // a program's own calls, through the C ABI
 };

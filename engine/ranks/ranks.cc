@@ -141,12 +141,20 @@ void Ranks::receive_whole(int rank, ParameterId parameter, std::span<std::byte> 
   receive(rank, call_id(CallKind::kWhole, parameter), state_name(layout_.location(parameter).unit), values);
 }
 
-// An error of the run ends the work of all ranks; another one is the answer of that rank.
 void Ranks::read_state(int rank, const StateRead& read, std::span<std::byte> into) {
   TransferGroup group;
   communicator_.read(rank, read.key(), read.changes, 0, into, group.add());
+  wait_for_answer(rank, group);
+}
+
+void Ranks::ask_whether_taken(std::uint64_t number, std::uint64_t steps, Done done) {
+  communicator_.read(0, call_id(CallKind::kStateTaken, number), steps, 0, {}, std::move(done));
+}
+
+// An error of the run ends the work of all ranks; another one is the answer of that rank.
+void Ranks::wait_for_answer(int rank, TransferGroup& answer) {
   try {
-    group.wait();
+    answer.wait();
   } catch (const Error& error) {
     if (!communicator_.failure().empty()) throw;
     throw StateRefused(error.code(), fmt::format("rank {}: {}", rank, error.what()));

@@ -76,6 +76,10 @@ class Ranks {
   // Reads state of another rank, which makes no call for that. Waits until that rank is as far. Throws
   // StateRefused where it cannot give it.
   void read_state(int rank, const StateRead& read, std::span<std::byte> into);
+  // Asks rank 0 whether it has taken the state after so many steps for the number-th time; it answers when it
+  // has. wait_for_answer() throws what read_state() does.
+  void ask_whether_taken(std::uint64_t number, std::uint64_t steps, Done done);
+  void wait_for_answer(int rank, TransferGroup& answer);
   // From now on state_reads() gets the other ranks' reads of state, and `shards`, if not null, all others.
   void serve(comm::Server shards);
   StateReads& state_reads() const { return *state_reads_; }

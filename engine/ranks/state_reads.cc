@@ -1,6 +1,7 @@
 #include "engine/ranks/state_reads.h"
 
-#include <chrono>
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "engine/ranks/call_id.h"
@@ -38,10 +39,13 @@ std::uint64_t StateRead::key() const {
 }
 
 bool StateReads::is_of_state(std::uint64_t key) {
-  return kind_of(key) == CallKind::kState || kind_of(key) == CallKind::kWhole;
+  const CallKind kind = kind_of(key);
+  return kind == CallKind::kState || kind == CallKind::kWhole || kind == CallKind::kStateTaken;
 }
 
 void StateReads::ask(const comm::Read& read, const comm::Answer& answer) {
+  if (kind_of(read.key) == CallKind::kStateTaken)
+    return ask_taken({.steps = read.version, .number = index_of(read.key), .answer = answer});
   std::unique_lock lock(mutex_);
   if (!ended_) waiting_.push_back({read_of(read), answer});
   const bool refuses = ended_;
@@ -90,15 +94,60 @@ void StateReads::wait_a_moment() {
   changed_.wait_for(lock, kMost, [this] { return ended_ || (!waiting_.empty() && !sending_); });
 }
 
+std::chrono::steady_clock::duration StateReads::waited() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_.empty() ? std::chrono::steady_clock::duration{}
+                          : std::chrono::steady_clock::now() - waiting_.front().asked;
+}
+
+namespace {
+
+std::exception_ptr not_taken(const std::string& error) {
+  return error.empty() ? nullptr : std::make_exception_ptr(Error(ErrorCode::kState, error));
+}
+
+void nothing_sent(const std::exception_ptr&) {}
+
+}  // namespace
+
+void StateReads::ask_taken(TakenQuestion question) {
+  std::unique_lock lock(mutex_);
+  if (!ended_ && !is_answered(question)) return waiting_until_taken_.push_back(std::move(question));
+  const std::exception_ptr error = ended_ ? engine_has_ended() : not_taken(error_);
+  lock.unlock();
+  question.answer({}, error, nothing_sent);
+}
+
+void StateReads::tell_taken(std::uint64_t steps, const std::string& error, bool counts) {
+  std::vector<TakenQuestion> answered;
+  {
+    const std::lock_guard lock(mutex_);
+    if (counts) {
+      times_ = steps == steps_ ? times_ + 1 : 1;
+      steps_ = steps;
+      error_ = error;
+    }
+    const auto open = std::ranges::stable_partition(waiting_until_taken_, [&](const TakenQuestion& question) {
+      return !counts || is_answered(question);
+    });
+    std::ranges::move(waiting_until_taken_.begin(), open.begin(), std::back_inserter(answered));
+    waiting_until_taken_.erase(waiting_until_taken_.begin(), open.begin());
+  }
+  for (const TakenQuestion& question : answered) question.answer({}, not_taken(error), nothing_sent);
+}
+
 void StateReads::end() {
   std::deque<Question> unanswered;
+  std::vector<TakenQuestion> not_told;
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
     unanswered.swap(waiting_);
+    not_told.swap(waiting_until_taken_);
   }
   changed_.notify_all();
   for (const Question& question : unanswered) question.answer({}, engine_has_ended(), {});
+  for (const TakenQuestion& question : not_told) question.answer({}, engine_has_ended(), {});
   wait_until_sent();
 }
 

@@ -60,6 +60,18 @@ void Engine::save_alone(UnitId unit, const UnitSink& sink) {
   if (failed) std::rethrow_exception(failed);
 }
 
+void Engine::state_is_taken(const std::string& error) {
+  const std::exception_ptr failed = core_->guarded([&](Core& c) -> std::exception_ptr {
+    try {
+      c.values.state_is_taken(error);
+    } catch (const StateRefused&) {
+      return std::current_exception();
+    }
+    return nullptr;
+  });
+  if (failed) std::rethrow_exception(failed);
+}
+
 void Engine::serve_state() {
   core_->guarded([](Core& c) {
     if (c.ranks) c.values.serve(true);

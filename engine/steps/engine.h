@@ -142,10 +142,14 @@ class Engine {
   void load_all(const UnitSource& source);
   void save(UnitId unit, const UnitSink& sink);  // completes the unit's pending update first
   // The same on rank 0 while the others make no call: they are read, and answer in serve_state(), and
-  // whenever they wait for other ranks. Their own calls wait until rank 0 has read them.
+  // whenever they wait for other ranks. Their own calls do nothing for a unit whose state is partitioned.
   // Throws Error(kState), with nothing changed, where another rank has set or edited values since. REQUIRES:
   // the CPU computes.
   void save_alone(UnitId unit, const UnitSink& sink);
+  // On rank 0: it has taken the state of all units, or could not; error: why, or empty. On another rank:
+  // waits for that, in as many calls as this rank has made since the last step. Throws Error(kState) with the
+  // text where rank 0 could not.
+  void state_is_taken(const std::string& error);
   // Answers the next read of this rank's state, if its updates are as far. state_reads() has the reads, also
   // while other calls are made; null: the state of no unit is partitioned.
   void serve_state();

@@ -1,13 +1,33 @@
 #include "engine/steps/values.h"
 
 #include <algorithm>
+#include <chrono>
+#include <utility>
 
 #include "engine/steps/core.h"
 #include "engine/steps/unit_values.h"
 
 namespace sluice::engine {
 
-Values::Values(Core& core) : c_(core), has_(core.layout.units().size()), taken_(core.layout.units().size()) {}
+namespace {
+
+// Rank 0 waits so long for a change that it has made itself.
+constexpr std::chrono::seconds kMostBehind{30};
+
+bool is_refusal(const std::exception_ptr& error) {
+  if (error == nullptr) return false;
+  try {
+    std::rethrow_exception(error);
+  } catch (const StateRefused&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+Values::Values(Core& core) : c_(core), has_(core.layout.units().size()) {}
 
 ValueStreams Values::streams(UnitId unit) {
   Ranks* const parts = c_.partitions_state(unit) ? &*c_.ranks : nullptr;
@@ -78,10 +98,7 @@ void Values::take_shard(UnitId unit, bool loaded) {
 
 std::exception_ptr Values::save(UnitId unit, const UnitSink& sink, bool alone) {
   require(unit);
-  if (alone && c_.partitions_state(unit) && c_.ranks->rank() > 0) {
-    wait_until_taken(unit);
-    return nullptr;
-  }
+  if (alone && c_.partitions_state(unit) && c_.ranks->rank() > 0) return nullptr;
   c_.report_work();  // other ranks wait for the one that writes
   c_.settle();
   if (sink.values && c_.partitions_state(unit)) return save_parameters_alone(unit, sink);
@@ -98,6 +115,7 @@ std::exception_ptr Values::save(UnitId unit, const UnitSink& sink, bool alone) {
     failed = std::current_exception();
   }
   if (!sends) c_.pager.release(c_.parameters[unit]);
+  was_refused_ = was_refused_ || is_refusal(failed);
   return failed;
 }
 
@@ -180,41 +198,39 @@ void Values::serve(bool may_settle) {
         "the values or the state of '{}' were set or edited there while another rank takes the state; do "
         "that when it has the state",
         c_.name_of(unit)));
-  if (c_.changes[unit] < read->changes) return;
+  if (c_.changes[unit] < read->changes) {
+    if (reads.waited() > kMostBehind)
+      refuse_it(
+          fmt::format("this rank has not made a change of '{}' within {} s that the other one has made: an "
+                      "optimizer.step(), or a "
+                      "change of parameters, which counts when the model or the optimizer is called next; "
+                      "let all ranks take the "
+                      "state after such a change",
+                      c_.name_of(unit), kMostBehind.count()));
+    return;
+  }
   const auto is_settled = [&] { return c_.queue.current(unit) && c_.updates.idle(); };
   if (may_settle && !is_settled()) c_.settle();
   if (!is_settled()) return;
-  if (read->key() == last_key(unit)) {
-    ++taken_[unit].times;
-    taken_[unit].changes = read->changes;
-  }
   if (read->whole) return reads.answer(std::as_bytes(c_.wholes.values(*read->whole)));
   const auto answer = [&](std::span<const std::byte> state) { reads.answer(state); };
   if (const std::exception_ptr failed = save_chunk(streams(unit), unit, read->chunk, answer))
     std::rethrow_exception(failed);
 }
 
-// Rank 0 reads the chunks of a unit, and then the arrays of whole parameters.
-std::optional<std::uint64_t> Values::last_key(UnitId unit) const {
-  for (ParameterId p = c_.layout.end_parameter(unit); p-- > c_.layout.first_parameter(unit);)
-    if (!c_.layout.spec(p).continues() && !c_.wholes.values(p).empty() &&
-        c_.ranks->owner(unit, c_.layout.location(p).offset) == c_.ranks->rank())
-      return StateRead{.whole = p}.key();
-  const std::size_t chunks = c_.states.format().shards().chunks(unit);
-  return chunks > 0 ? std::optional(StateRead{.unit = unit, .chunk = chunks - 1}.key()) : std::nullopt;
-}
-
-void Values::wait_until_taken(UnitId unit) {
-  if (!last_key(unit)) return;
-  Taken& taken = taken_[unit];
-  ++taken.calls;
-  while (taken.times < taken.calls || taken.changes != c_.changes[unit]) {
-    if (const std::string failure = c_.ranks->communicator().failure(); !failure.empty())
-      fail(ErrorCode::kIo, "{}", failure);
-    c_.ranks->state_reads().wait_a_moment();
+void Values::state_is_taken(const std::string& error) {
+  if (!c_.ranks || !c_.ranks->any_partitioned()) return;
+  StateReads& reads = c_.ranks->state_reads();
+  if (c_.ranks->rank() == 0) return reads.tell_taken(c_.steps, error, !std::exchange(was_refused_, false));
+  asked_ = asked_after_ == c_.steps ? asked_ + 1 : 1;
+  asked_after_ = c_.steps;
+  TransferGroup answer;
+  c_.ranks->ask_whether_taken(asked_, c_.steps, answer.add());
+  while (!answer.finished()) {
+    reads.wait_a_moment();
     serve(true);
   }
-  c_.ranks->state_reads().wait_until_sent();
+  c_.ranks->wait_for_answer(0, answer);
 }
 
 // When all ranks are here, none reads the shards that are about to change.

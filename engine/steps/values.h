@@ -22,9 +22,8 @@ class Values {
   // These calls return the exception of the caller's function, which leaves the engine whole; they throw
   // others.
   std::exception_ptr load(UnitId unit, const UnitSource& source);
-  // alone: rank 0 saves a unit while the others need not make this call, and serve(). On another rank such a
-  // call waits, where the unit's state is partitioned, until rank 0 has read this rank's part in the same
-  // call of its own.
+  // alone: rank 0 saves a unit while the others make no call, and serve(); their own such calls do nothing
+  // where its state is partitioned.
   std::exception_ptr save(UnitId unit, const UnitSink& sink, bool alone = false);
   std::exception_ptr save_own(UnitId unit, const UnitSink& sink, const WantedElements& wanted);
   // Updates the masters of a held unit from its parameters, which a client has edited.
@@ -33,6 +32,7 @@ class Values {
   // Answers the next read of this rank's state, if its updates are as far. may_settle: after what is left of
   // them; else only where nothing is left, as while the engine waits for other ranks.
   void serve(bool may_settle);
+  void state_is_taken(const std::string& error);  // as Engine::state_is_taken()
 
  private:
   ValueStreams streams(UnitId unit);
@@ -40,18 +40,13 @@ class Values {
   std::exception_ptr save_parameters_alone(UnitId unit, const UnitSink& sink);
   std::exception_ptr gather_wholes(UnitId unit, bool alone);
   std::optional<UnitId> unit_of(const StateRead& read) const;  // nullopt: this rank has nothing of that kind
-  std::optional<std::uint64_t> last_key(UnitId unit) const;    // of the reads of a unit; nullopt: has no part
-  void wait_until_taken(UnitId unit);
 
   Core& c_;
-  // How often rank 0 has read this rank's part of a unit, after how many changes it did so last, and how many
-  // calls of this rank have waited for it.
-  struct Taken {
-    std::uint64_t times = 0, changes = 0, calls = 0;
-  };
   std::vector<bool> has_;                      // by unit
-  std::vector<Taken> taken_;                   // likewise
   std::vector<StateFormat> formats_of_ranks_;  // by rank; made when first needed
+  // How often this rank has asked whether rank 0 has taken the state, and after how many steps.
+  std::uint64_t asked_ = 0, asked_after_ = 0;
+  bool was_refused_ = false;  // by another rank, which had rank 0 take its state alone
 };
 
 }  // namespace sluice::engine

@@ -220,6 +220,7 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_state_arrays": [c_void_p, _TEXT_OUT],
     "sluice_engine_get_state": [c_void_p, c_uint32, STATE, c_void_p],
     "sluice_engine_get_state_alone": [c_void_p, c_uint32, STATE, c_void_p],
+    "sluice_engine_state_is_taken": [c_void_p, c_char_p],
     "sluice_engine_set_state": [c_void_p, c_uint32, STATE, c_void_p],
     "sluice_engine_updates": [c_void_p, c_uint32, POINTER(c_uint64)],
     "sluice_engine_set_updates": [c_void_p, c_uint32, c_uint64],

@@ -144,6 +144,7 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
       {"end_gradients", [&] { return sluice_engine_end_gradients(engine, 0); }},
       {"end_micro_batch", [&] { return sluice_engine_end_micro_batch(engine); }},
       {"get_state_alone", [&] { return sluice_engine_get_state_alone(engine, 0, write_state, nullptr); }},
+      {"state_is_taken", [&] { return sluice_engine_state_is_taken(engine, nullptr); }},
       {"leave", [&] { return sluice_engine_leave(engine, 1, 0, homes); }},
       {"replan", [&] { return sluice_engine_replan(engine, 0); }},
   };

@@ -170,6 +170,59 @@ def test_ranks_that_all_take_partitioned_state_may_end_then():
     assert (first, second, status) == ("4\n", "0\n", 0), errors
 
 
+TAKES_EDITED_STATE_ALONE = """
+model = nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400)).bfloat16()
+model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", stage=1)
+model(torch.ones(1, 400, dtype=torch.bfloat16) * (RANK + 1)).square().mean().backward()
+optimizer.step()
+with torch.no_grad():
+    for p in model.parameters():
+        p.clamp_(-0.01, 0.01)
+came = os.path.join(os.environ["OUT"], "came")
+if RANK == 0:
+    try:
+        optimizer.state_dict()
+    except sluice.Error as error:
+        print(type(error).__name__, error, flush=True)
+    open(came, "w").close()
+while not os.path.exists(came):
+    time.sleep(0.01)
+print(len(optimizer.state_dict()["state"]))
+sluice.torch.close(model)
+"""
+
+
+@pytest.mark.long
+def test_rank_0_does_not_wait_for_ever_for_an_edit_of_a_rank_that_makes_no_call(tmp_path):
+    (_, first, errors), (_, second, _) = run(TAKES_EDITED_STATE_ALONE, OUT=str(tmp_path))
+    assert first.startswith("StateError rank 1: this rank has not made a change of '0' within 30 s"), first + errors
+    assert first.endswith("\n4\n") and second == "0\n", errors
+
+
+ALL_WOULD_TAKE_STATE = """
+import sluice.torch._safetensors as files
+model, optimizer = make(stage=1)
+step(model, optimizer)
+room = files.room
+def full(*_):
+    raise OSError("the disk is full")
+for turn in range(2):
+    files.room = full if turn == RANK == 0 else room
+    try:
+        print(len(optimizer.state_dict()["state"]), flush=True)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+    step(model, optimizer)
+sluice.torch.close(model)
+"""
+
+
+def test_ranks_learn_that_rank_0_could_not_take_partitioned_state_and_all_go_on():
+    (one, first, errors), (two, second, _) = run(ALL_WOULD_TAKE_STATE)
+    told = "StateError rank 0: the optimizer's state_dict was not taken there: OSError: the disk is full\n0\n"
+    assert (one, two, first, second) == (0, 0, "OSError the disk is full\n4\n", told), errors
+
+
 RESTARTED = """
 if RANK == int(os.environ["LATE"]):
     time.sleep(1)

@@ -132,6 +132,10 @@ class ModelEngine(Engine):
         """Whether it was closed."""
         return self.ended or self._handle.closed
 
+    def state_is_taken(self, error: str | None = None) -> None:
+        """On rank 0: it has the state of all units, or an error; on another rank: waits for that, and raises a StateError with it."""
+        self._handle.call("sluice_engine_state_is_taken", None if error is None else error.encode(errors="replace"))
+
     def agreed(self, what: str, make: Callable[[], T]) -> T:
         """Returns what make() returns. Where ranks train the model together, it raises on every one of them where it raises on one."""
         ranks = self.options.others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 import weakref
@@ -12,7 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import _abi
-from ..errors import InvalidArgumentError, StateError, SystemIOError
+from ..errors import Error, InvalidArgumentError, StateError, SystemIOError
 from ..optimizers import Optimizer as Settings
 from . import _safetensors
 from ._homes import Home, Span, outside
@@ -212,8 +213,28 @@ def _read_state(presence: Presence) -> _State:
     in the disk folder, where there is one, so that they may be larger than memory; else in memory. Where state is partitioned
     over ranks, rank 0 alone gets it, from the others' memory and disks; on GPUs all of them call it, and elsewhere they may."""
     engine, ranks = presence.engine, presence.engine.options.ranks
-    partitioned = ranks is not None and engine.plan()["stage"] > 0
-    is_given, on_gpus = not partitioned or ranks is None or ranks.rank == 0, partitioned and engine.gpu is not None
+    if ranks is None or engine.plan()["stage"] == 0:
+        return _state_of(presence, "sluice_engine_get_state")
+    is_given = ranks.rank == 0
+    if engine.gpu is not None:
+        return _state_of(presence, "sluice_engine_get_state", is_given, agrees=True)
+    if not is_given:
+        engine.state_is_taken()
+        return {}
+    try:
+        state = _state_of(presence, "sluice_engine_get_state_alone")
+    except BaseException as error:
+        with contextlib.suppress(Error):
+            engine.state_is_taken(f"{_WHAT} was not taken there: {type(error).__name__}: {error}")
+        raise
+    engine.state_is_taken()
+    return state
+
+
+def _state_of(presence: Presence, function: str, is_given: bool = True, agrees: bool = False) -> _State:
+    """function: takes a unit's state out of the engine. is_given: whether this rank gets it; the others' is empty. agrees: whether all
+    ranks have to have room for what they get."""
+    engine = presence.engine
     arrays = engine.state_arrays()
     updated = [home for home in presence.homes if home.trainable and engine.updates(home.spans[0].key) > 0]
 
@@ -230,8 +251,7 @@ def _read_state(presence: Presence) -> _State:
             for home in updated
         }
 
-    state = engine.agreed(f"{_WHAT}{_ALONE}", make_all) if on_gpus else make_all()
-    function = "sluice_engine_get_state" if on_gpus or not partitioned else "sluice_engine_get_state_alone"
+    state = engine.agreed(f"{_WHAT}{_ALONE}", make_all) if agrees else make_all()
     for unit, own in sorted(_by_unit(updated).items()):
         parts = {
             (span.key, name): _part(presence, name, span, array.view(-1))
