@@ -200,13 +200,11 @@ void Values::serve(bool may_settle) {
         c_.name_of(unit)));
   if (c_.changes[unit] < read->changes) {
     if (reads.waited() > kMostBehind)
-      refuse_it(
-          fmt::format("this rank has not made a change of '{}' within {} s that the other one has made: an "
-                      "optimizer.step(), or a "
-                      "change of parameters, which counts when the model or the optimizer is called next; "
-                      "let all ranks take the "
-                      "state after such a change",
-                      c_.name_of(unit), kMostBehind.count()));
+      refuse_it(fmt::format(
+          "this rank has not made a change of '{}' within {} s that the other one has made: an "
+          "optimizer.step(), or a change of parameters, which counts when the model or the optimizer is "
+          "called next; let all ranks take the state after such a change",
+          c_.name_of(unit), kMostBehind.count()));
     return;
   }
   const auto is_settled = [&] { return c_.queue.current(unit) && c_.updates.idle(); };
