@@ -355,6 +355,7 @@ Profile layers() {
   return any_order_profile(units, 2);
 }
 
+// Prints what docs/benchmarks/runs.json has of such plans ("gpu-predicted").
 // A plan that chooses what updates is about as fast as one by which either processor updates all, whatever
 // else follows from that choice, such as what there is room for on the GPU. (It may leave the CPU out where
 // that loses less than a tenth of what is not computing.)
@@ -377,6 +378,11 @@ TEST(GpuSteps, AreNotSlowerSinceThePlanChoosesWhatUpdates) {
         };
         const double chosen = seconds({}), by_gpu = seconds(allocator::Tier::kDevice),
                      by_cpu = seconds(allocator::Tier::kHost);
+        fmt::print(
+            "{}, {} of the GPU's memory, {:.0f} GB/s of the host's: {:.2f} s, by the GPU alone {:.2f} s, by "
+            "the CPU alone {:.2f} s\n",
+            clip ? "updates at step()" : "updates in backward", format_size(device), memory / 1e9, chosen,
+            by_gpu, by_cpu);
         EXPECT_LE(chosen, 1.006 * by_gpu);
         EXPECT_LE(chosen, 1.006 * by_cpu + 0.1 * std::max(0.0, by_gpu - kComputing))
             << (clip ? "clipped, " : "") << format_size(device) << ", " << memory;
