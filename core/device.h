@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -139,6 +140,8 @@ class Device {
                       const void* arguments) = 0;
   // Whether work queued on the stream is being captured into a graph instead of being run.
   virtual bool is_capturing(CUstream_st* stream) = 0;
+  // Calls `action` with the device's context current, for libraries that work with the current one.
+  virtual void run_in_context(const std::function<void()>& action) = 0;
 
  protected:
   virtual void end(CUstream_st* stream) noexcept = 0;

@@ -430,6 +430,10 @@ bool CudaDevice::is_capturing(CUstream_st* stream) {
   driver_.check(result, "cuStreamIsCapturing");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
+void CudaDevice::run_in_context(const std::function<void()>& action) {
+  const InContext in(driver_, context_);
+  action();
+}
 
 }  // namespace sluice::cuda
 

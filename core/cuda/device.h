@@ -47,6 +47,7 @@ class CudaDevice final : public Device {
   void launch(CUstream_st* stream, CUfunc_st* kernel, unsigned blocks, unsigned threads,
               const void* arguments) override;
   bool is_capturing(CUstream_st* stream) override;
+  void run_in_context(const std::function<void()>& action) override;
 
  protected:
   void end(CUstream_st* stream) noexcept override;

@@ -26,6 +26,7 @@ class GpuTest : public testing::Test {
       }
       void* const library = ::dlopen(std::getenv("SLUICE_CUDA_DRIVER"), RTLD_NOW | RTLD_LOCAL);
       void* const found = library == nullptr ? nullptr : ::dlsym(library, "sluice_fake_cuda");
+      if (found != nullptr) ::setenv("SLUICE_NCCL", std::getenv("SLUICE_CUDA_DRIVER"), 1);
       return found == nullptr ? nullptr : reinterpret_cast<fake_cuda::Control* (*)()>(found)();
     }();
     return control;

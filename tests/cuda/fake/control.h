@@ -13,6 +13,10 @@
 // because a caller might not look at the error. A host function runs on a thread of its own while the call
 // that runs it waits; it must not wait for that caller.
 //
+// The library is also a fake of NCCL, as far as Sluice uses it ($SLUICE_NCCL): messages between ranks, which
+// are threads or processes of one machine. Where the two ends of a message differ in size, both wait for
+// ever, as with the real one, and it is a misuse, too.
+//
 // It can also share the device's memory with the CPU, for clients whose own work is the CPU's, such as
 // PyTorch without CUDA: see Settings::shares_memory.
 namespace sluice::fake_cuda {
@@ -36,6 +40,8 @@ struct Settings {
   int compute_mode = 0;            // as CUcomputemode
   bool is_busy = false;            // whether another process has the device for itself
   bool has_peers = true;           // whether it reaches the memory of other processes' devices
+  int nccl = 22809;                // version of NCCL that this library is, too
+  std::size_t nccl_memory = 0;     // what each communicator of NCCL takes of a device
   int peers = 8;                   // which do: the first so many each other's, the next so many, and so on
   // Whether the CPU may use the device's memory, where it is mapped, also between calls. The default stream
   // is then what the CPU does: whatever is queued there is done before its call returns. Host memory counts
@@ -52,6 +58,7 @@ struct Counts {
     std::map<std::string, std::uint64_t> calls;  // in its context, by function
     // How much its copies, and its kernels, read of memory that another rank has made.
     std::uint64_t bytes_copied = 0, bytes_added = 0;
+    std::uint64_t bytes_sent = 0, bytes_received = 0;  // by NCCL
   };
   std::map<int, OfDevice> of_devices;
 };

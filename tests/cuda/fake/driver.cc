@@ -24,6 +24,7 @@ void FakeDriver::begin(const Settings& settings) {
   retained_ = 0;
   modules_ = 0;
   made_contexts_.clear();
+  nccl_communicators_ = 0;
   account();
 }
 void FakeDriver::fail(const std::string& function, std::uint64_t n, int result) {
@@ -89,6 +90,7 @@ std::vector<std::string> FakeDriver::alive() {
   add(modules_, "modules");
   add(retained_, "uses of the context");
   add(made_contexts_.size(), "contexts");
+  add(static_cast<std::size_t>(nccl_communicators_), "communicators of NCCL");
   return texts;
 }
 Counts FakeDriver::counts() {
@@ -196,7 +198,16 @@ std::uint64_t FakeDriver::read_of_others(const Kernel& kernel, const void* argum
 }
 void FakeDriver::account() {
   const std::size_t all = made_contexts_.size() + (retained_ > 0 ? 1 : 0);
-  memory_->take_besides(all * settings_.context_memory + modules_ * settings_.module_memory);
+  memory_->take_besides(all * settings_.context_memory + modules_ * settings_.module_memory +
+                        static_cast<std::size_t>(nccl_communicators_) * settings_.nccl_memory);
+}
+void FakeDriver::serve_ranks() {
+  const std::lock_guard lock(mutex_);
+  try {
+    work_->serve_ranks();
+  } catch (const Refusal& refusal) {
+    misuses_.push_back("a GPU, for other ranks: " + refusal.misuse);
+  }
 }
 void FakeDriver::unmap(CUdeviceptr address, std::size_t bytes) {
   if (work_->uses(address, address + bytes, false))

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -46,7 +47,7 @@ class FakeDriver final : public Control {
       misuses_.push_back(fmt::format("{}: a function of the host's that a stream runs calls CUDA", function));
       return CUDA_ERROR_NOT_PERMITTED;
     }
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     try {
       const std::uint64_t before = counts_.calls[function]++;
       if (std::string_view(function).ends_with("Synchronize")) ++counts_.waits[std::this_thread::get_id()];
@@ -62,9 +63,9 @@ class FakeDriver final : public Control {
       work_->captures().refuse_unsafe(function);
       if (needs_context) ++own_counts().calls[function];
       if (needs_context && !ends(function)) refuse_after_a_fault(contexts_.back());
-      work_->turn();
-      body();
-      work_->turn();
+      unless_ranks_are_waited_for(lock, [&] { work_->turn(); });
+      unless_ranks_are_waited_for(lock, body);
+      unless_ranks_are_waited_for(lock, [&] { work_->turn(); });
       return CUDA_SUCCESS;
     } catch (const Refusal& refusal) {
       if (!refusal.misuse.empty()) misuses_.push_back(fmt::format("{}: {}", function, refusal.misuse));
@@ -75,6 +76,9 @@ class FakeDriver final : public Control {
   CUresult call_in_context(const char* function, Body body) {
     return call(function, true, body);
   }
+
+  // Does work that other ranks wait for, which a GPU does between calls, too.
+  void serve_ranks();
 
   // What functions do within call().
   void copy(CUstream stream, CUdeviceptr device, std::byte* host, std::size_t bytes, bool is_in);
@@ -100,11 +104,26 @@ class FakeDriver final : public Control {
   std::size_t retained_ = 0, modules_ = 0;
   std::vector<std::unique_ptr<int>> made_contexts_;  // beside the primary one
 
- private:
-  static constexpr std::uint64_t kFirstContext = 0x1000;
-  int device_of(CUcontext context) const;
+  int nccl_communicators_ = 0;
   // Of the device in whose context the thread calls. REQUIRES: there is one.
   Counts::OfDevice& own_counts() { return counts_.of_devices[device_of(contexts_.back())]; }
+
+ private:
+  static constexpr std::uint64_t kFirstContext = 0x1000;
+  // Repeats the action, which has done nothing where it finds that it waits for other ranks.
+  template <class Action>
+  static void unless_ranks_are_waited_for(std::unique_lock<std::mutex>& lock, const Action& action) {
+    for (;;) {
+      try {
+        return action();
+      } catch (const WaitsForRanks&) {
+        lock.unlock();
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        lock.lock();
+      }
+    }
+  }
+  int device_of(CUcontext context) const;
   std::uint64_t read_of_others(const Kernel& kernel, const void* arguments) const;
   void refuse_after_a_fault(CUcontext context);
   static bool ends(std::string_view function);

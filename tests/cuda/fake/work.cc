@@ -92,8 +92,27 @@ CUstreamCaptureStatus Work::capture_status(CUstream stream) {
 
 void Work::queue(CUstream stream, std::vector<Range> ranges, std::function<void()> run) {
   Stream& s = find_to_queue(stream);
-  s.queue.push_back({std::move(ranges), std::move(run), nullptr, nullptr});
+  s.queue.push_back({std::move(ranges), std::move(run), nullptr, nullptr, {}});
   ++s.queued;
+}
+void Work::queue_for_ranks(CUstream stream, std::vector<Range> ranges, std::function<bool()> is_ready,
+                           std::function<void()> run) {
+  Stream& s = find_to_queue(stream);
+  s.queue.push_back({std::move(ranges), std::move(run), nullptr, nullptr, std::move(is_ready)});
+  ++s.queued;
+}
+void Work::serve_ranks() {
+  for (auto& [number, stream] : streams_) {
+    std::uint64_t place = stream.done, last = 0;
+    for (const Operation& operation : stream.queue) {
+      ++place;
+      if (operation.is_ready) last = place;
+    }
+    try {
+      run_until(stream, last);
+    } catch (const WaitsForRanks&) {  // until the next time
+    }
+  }
 }
 void Work::record(CUevent event, CUstream stream) {
   Stream& s = find_to_queue(stream);
@@ -102,14 +121,14 @@ void Work::record(CUevent event, CUstream stream) {
   e->stream = s.index;
   e->questions = 0;
   e->last = std::make_shared<Recording>();
-  s.queue.push_back({{}, nullptr, e->last, nullptr});
+  s.queue.push_back({{}, nullptr, e->last, nullptr, {}});
   ++s.queued;
 }
 void Work::wait(CUstream stream, CUevent event) {
   Stream& s = find_to_queue(stream);
   const auto e = find(event);
   if (leaves_out("cuStreamWaitEvent", s.index, e->stream)) return;
-  s.queue.push_back({{}, nullptr, nullptr, e->last});
+  s.queue.push_back({{}, nullptr, nullptr, e->last, {}});
   ++s.queued;
 }
 
@@ -123,7 +142,7 @@ bool Work::leaves_out(std::string_view function, int stream, int awaited) {
 bool Work::can_run(const Stream& stream) const {
   if (stream.queue.empty()) return false;
   const Operation& first = stream.queue.front();
-  return !first.awaited || first.awaited->is_done;
+  return (!first.awaited || first.awaited->is_done) && (!first.is_ready || first.is_ready());
 }
 
 void Work::run_next(Stream& stream) {
@@ -141,6 +160,7 @@ void Work::run_until(Stream& stream, std::uint64_t done) {
   while (stream.done < done) {
     const Operation& first = stream.queue.front();
     if (first.awaited) run_until(*first.awaited);
+    if (first.is_ready && !first.is_ready()) throw WaitsForRanks();
     run_next(stream);
   }
 }
@@ -178,7 +198,10 @@ void Work::turn() {
 bool Work::query(CUevent event) {
   const auto e = find(event);
   if (!e->is_done() && leaves_out("cuEventQuery", e->stream)) return true;
-  if (!e->is_done() && ++e->questions > kLateQuestions) run_until(*e->last);
+  try {
+    if (!e->is_done() && ++e->questions > kLateQuestions) run_until(*e->last);
+  } catch (const WaitsForRanks&) {  // as it does at the next question
+  }
   return e->is_done();
 }
 void Work::finish(CUevent event) {

@@ -22,6 +22,9 @@ struct Range {
   bool is_host;
 };
 
+// Thrown where work is waited for that waits for other ranks. The caller tries again.
+struct WaitsForRanks {};
+
 // The streams, what is queued on them, and when it is done.
 class Work {
  public:
@@ -35,6 +38,11 @@ class Work {
   void end(CUevent event);
 
   void queue(CUstream stream, std::vector<Range> ranges, std::function<void()> run);
+  // The same for work that may run once `is_ready` says so, which is asked when its turn has come.
+  void queue_for_ranks(CUstream stream, std::vector<Range> ranges, std::function<bool()> is_ready,
+                       std::function<void()> run);
+  // Does what such work needs of its stream and of others, on all streams: other ranks wait for it.
+  void serve_ranks();
   void record(CUevent event, CUstream stream);
   void wait(CUstream stream, CUevent event);
   bool query(CUevent event);
@@ -78,6 +86,7 @@ class Work {
     std::vector<Range> ranges;
     std::function<void()> run;
     std::shared_ptr<Recording> recorded, awaited;
+    std::function<bool()> is_ready = {};  // empty: at once
   };
   struct Stream {
     int index = 0;  // in the order of making
