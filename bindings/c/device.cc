@@ -1,5 +1,6 @@
 #include "core/device.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "bindings/c/handles.h"
@@ -7,10 +8,11 @@
 #include "core/bytes.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "engine/machine/between_gpus.h"
 #include "engine/machine/gpu_rates.h"
 #include "engine/machine/machine_rates.h"
-#include "engine/machine/peer_rate.h"
 #include "engine/planner/planner.h"
+#include "engine/ranks/agreement.h"
 
 namespace sluice::c {
 namespace {
@@ -71,39 +73,46 @@ void take_stated(const sluice_device_facts& facts, Planned& made) {
   gpu.between = facts.between_gpus;
 }
 
-// Returns what options.links requests; nothing: the measurement decides.
-std::optional<bool> links_between_gpus(const sluice_engine_options& options) {
-  if (options.links == nullptr) return std::nullopt;
+enum class Links : std::uint8_t { kAny, kGpus, kNccl, kHost };
+
+// What options.links requests; kAny: what was measured decides.
+Links links_of(const sluice_engine_options& options) {
+  if (options.links == nullptr) return Links::kAny;
   const std::string_view links = options.links;
-  if (links != "gpus" && links != "host")
+  if (links != "gpus" && links != "nccl" && links != "host")
     fail(ErrorCode::kInvalidArgument,
-         "options.links is '{}'; it may be 'gpus' or 'host', or NULL, with which it is 'gpus' where these "
-         "read each other's memory, and that makes a step shorter",
+         "options.links is '{}'; it may be 'gpus', 'nccl' or 'host', or NULL, with which it is 'gpus' where "
+         "these read each other's memory, or else 'nccl' where that is faster than what joins hosts, if a "
+         "step becomes shorter so",
          links);
   if (options.device_memory == 0)
     fail(ErrorCode::kInvalidArgument,
          "options.links is '{}', and options.device_memory is 0, with which the CPU computes; state how much "
          "of the GPU's memory may be taken, or leave options.links out",
          links);
-  return links == "gpus";
+  return links == "gpus" ? Links::kGpus : links == "nccl" ? Links::kNccl : Links::kHost;
 }
 
-// Sets whether and how fast all ranks' GPUs read each other's memory: as the ranks have measured, or for a
-// plan alone as stated.
-void join_gpus(const sluice_engine_options& options, For purpose, double found, Planned& made) {
+// Sets how and how fast all ranks' GPUs exchange data: as the ranks have measured, or for a plan alone as
+// stated.
+void join_gpus(const sluice_engine_options& options, For purpose, engine::BetweenGpus found, Planned& made) {
   double& between = made.rates.gpu.between;  // the stated value
   engine::RankOf& ranks = made.request.ranks;
-  const bool may_meet =
-      ranks.size > 1 && ranks.size <= engine::kMostBetweenGpus && ranks.on_hosts().all_on_one();
-  const std::optional<bool> asked = links_between_gpus(options);
-  if (purpose == For::kPlan && asked == true && !(may_meet && between > 0))
+  const Links asked = links_of(options);
+  ranks.by_nccl = purpose == For::kEngine ? found.nccl != nullptr : asked == Links::kNccl;
+  const bool may_meet = ranks.size > 1 && ranks.size <= engine::kMostBetweenGpus &&
+                        (ranks.by_nccl || ranks.on_hosts().all_on_one());
+  if (purpose == For::kPlan && (asked == Links::kGpus || asked == Links::kNccl) && !(may_meet && between > 0))
     fail(ErrorCode::kInvalidArgument,
-         "a plan is asked for with options.links 'gpus', which is for 2 to {} ranks on one host, with "
+         "a plan is asked for with options.links '{}', which is for 2 to {} ranks on one host, with "
          "options.device_facts.between_gpus",
-         engine::kMostBetweenGpus);
-  ranks.gpus_meet = may_meet && (purpose == For::kEngine ? found > 0 : between > 0 && asked != false);
-  between = !ranks.gpus_meet ? 0 : between > 0 ? between : found;
-  made.request.chooses_links = !asked;
+         options.links, engine::kMostBetweenGpus);
+  ranks.gpus_meet =
+      may_meet && (purpose == For::kEngine ? found.bytes_a_second > 0 : between > 0 && asked != Links::kHost);
+  between = !ranks.gpus_meet ? 0 : between > 0 ? between : found.bytes_a_second;
+  made.request.chooses_links = asked == Links::kAny && !ranks.by_nccl;
+  made.nccl = std::move(found.nccl);
+  made.context += found.nccl_bytes;
 }
 
 Dtype type_of_trained(const std::vector<engine::UnitSpec>& units) {
@@ -150,23 +159,45 @@ std::unique_ptr<Device> open_fitting(const sluice_engine_options& options) {
 }
 
 engine::BetweenGpus know_links(const sluice_engine_options& options, comm::Communicator& communicator,
-                               Device& gpu) {
+                               Device& gpu, const std::optional<engine::Link>& link) {
   const std::uint64_t room = std::min<std::uint64_t>(
       left(options.device_memory, options.device_reserved + kAssumedContext), gpu.free_memory() / 2);
-  return engine::measure_between_gpus(communicator, gpu, room,
-                                      links_between_gpus(options) == false ? "options.links is 'host'" : "");
+  const Links asked = links_of(options);
+  const auto refused = [&](Links way) {
+    return asked == Links::kAny || asked == way ? "" : fmt::format("options.links is '{}'", options.links);
+  };
+  engine::BetweenGpus reads =
+      engine::measure_reads_between_gpus(communicator, gpu, room, refused(Links::kGpus));
+  if (reads.bytes_a_second > 0) return reads;
+  engine::BetweenGpus nccl = engine::measure_nccl(communicator, gpu, room, refused(Links::kNccl));
+  if (nccl.bytes_a_second == 0) return asked == Links::kNccl ? std::move(nccl) : std::move(reads);
+  const std::vector<std::string> all =
+      engine::exchange(communicator, "what joins GPUs", asked == Links::kNccl ? "asks" : "");
+  const bool is_used = std::ranges::count(all, "asks") > 0 || !link || nccl.bytes_a_second > link->bandwidth;
+  if (communicator.rank() == 0)
+    log().info("NCCL carries {:.3g} GB/s to each GPU{}, so GPUs exchange {}", nccl.bytes_a_second / 1e9,
+               link ? fmt::format(", and what else joins ranks {:.3g} GB/s", link->bandwidth / 1e9) : "",
+               is_used ? "by it" : "through host memory");
+  return is_used ? std::move(nccl) : std::move(reads);
 }
 
 void check_links(const sluice_engine_options& options, const engine::BetweenGpus& found) {
-  if (links_between_gpus(options) == true && found.bytes_a_second == 0)
+  if (found.bytes_a_second > 0) return;
+  if (links_of(options) == Links::kGpus)
     fail(ErrorCode::kIo,
          "options.links is 'gpus', and GPUs do not read each other's memory: {}; leave it out, so that ranks "
-         "use the host's memory",
+         "use NCCL or the host's memory",
          found.problem);
+  if (links_of(options) == Links::kNccl)
+    fail(
+        ErrorCode::kIo,
+        "options.links is 'nccl', and GPUs do not exchange by NCCL: {}; leave it out, so that ranks use what "
+        "there is",
+        found.problem);
 }
 
 void check_device(const sluice_engine_options& options) {
-  (void)links_between_gpus(options);
+  (void)links_of(options);
   if (options.device_memory == 0) {
     if (options.device != 0 || options.device_reserved != 0)
       fail(
@@ -218,7 +249,7 @@ void know_device(const sluice_engine_options& options, For purpose, KnownByRanks
     take_stated(known_part(options.device_facts, "options.device_facts"), made);
   else if (made.gpu)
     measure(options, made);
-  join_gpus(options, purpose, known.between_gpus, made);
+  join_gpus(options, purpose, std::move(known.between_gpus), made);
   if (made.request.ranks.size > 1)
     made.rates.rank_processor_seconds =
         engine::seconds_of_received_byte(made.request.ranks.on_hosts().all_on_one(), made.rates);

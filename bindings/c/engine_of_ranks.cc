@@ -97,7 +97,7 @@ void compare(comm::Communicator& communicator, const char* call, const Json& rec
   }
 }
 
-// Collective. All ranks open their GPUs before they find out whether these read each other's memory.
+// Collective. All ranks open their GPUs before they find out how these exchange data.
 KnownByRanks know_together(comm::Communicator& communicator, const sluice_engine_options& options) {
   KnownByRanks known;
   const std::uint64_t holds = allocator::resident_bytes() + engine::kReserve;
@@ -109,12 +109,11 @@ KnownByRanks know_together(comm::Communicator& communicator, const sluice_engine
   const std::vector<std::string> all =
       engine::exchange(communicator, "what computes", known.gpu == nullptr ? "the CPU" : "a GPU");
   if (std::ranges::count(all, "a GPU") != std::ssize(all)) return known;
-  engine::BetweenGpus found;
-  if (options.ranks != nullptr) found = know_links(options, options.ranks->communicator, *known.gpu);
+  if (options.ranks != nullptr)
+    known.between_gpus = know_links(options, options.ranks->communicator, *known.gpu, known.link);
   throw_together(communicator, "what joins GPUs", failure_of([&] {
-                   if (options.ranks != nullptr) check_links(options, found);
+                   if (options.ranks != nullptr) check_links(options, known.between_gpus);
                  }));
-  known.between_gpus = found.bytes_a_second;
   return known;
 }
 

@@ -16,7 +16,7 @@
 #include "core/device.h"
 #include "core/threads.h"
 #include "engine/layout/section.h"
-#include "engine/machine/peer_rate.h"
+#include "engine/machine/between_gpus.h"
 #include "engine/steps/any_order_engine.h"
 #include "engine/steps/assembly.h"
 #include "offload/file.h"
@@ -48,8 +48,9 @@ struct Planned : engine::Planned {
   // Where each rank has a section of a model: the layout of the whole model, and this rank's section.
   std::unique_ptr<engine::Layout> model;
   std::unique_ptr<engine::Section> section;
-  std::unique_ptr<Device> gpu;  // null: the CPU computes, or there is only a plan
-  std::uint64_t context = 0;    // sluice_device_facts.base, counted in budget.device_base
+  std::unique_ptr<Device> gpu;       // null: the CPU computes, or there is only a plan
+  std::unique_ptr<comm::Nccl> nccl;  // null: ranks do not exchange by NCCL
+  std::uint64_t context = 0;         // sluice_device_facts.base, counted in budget.device_base
 
   std::string to_text() const;  // JSON
   const std::vector<engine::UnitSpec>& model_units() const {
@@ -65,7 +66,7 @@ enum class For : std::uint8_t { kPlan, kEngine };  // the plan of an engine open
 struct KnownByRanks {
   std::optional<engine::Link> link = {};  // the connection between them; nothing: unknown
   std::unique_ptr<Device> gpu = {};       // this rank's GPU; null: not opened
-  double between_gpus = 0;                // bytes a second; 0: GPUs do not access each other's memory
+  engine::BetweenGpus between_gpus = {};  // how they exchange data
 };
 Planned make_plan(const sluice_model& model, const sluice_engine_options& options, For purpose,
                   KnownByRanks known = {});
@@ -80,11 +81,11 @@ std::optional<allocator::Tier> updates_of(const sluice_engine_options& options);
 // Opens the GPU that computes, if any. Throws as open_device(), and Error(kBudget) for a GPU that is too
 // small.
 std::unique_ptr<Device> open_fitting(const sluice_engine_options& options);
-// Collective: finds how fast all ranks' GPUs read each other's memory, if they can and options.links allows
-// it.
+// Collective: finds how fast all ranks' GPUs exchange data, by reads of each other's memory if they can, or
+// else by NCCL where that is faster than `link`, as far as options.links allows it.
 engine::BetweenGpus know_links(const sluice_engine_options& options, comm::Communicator& communicator,
-                               Device& gpu);
-// Throws Error(kIo) where options.links requires such access and the GPUs lack it.
+                               Device& gpu, const std::optional<engine::Link>& link);
+// Throws Error(kIo) where options.links requires what the GPUs lack.
 void check_links(const sluice_engine_options& options, const engine::BetweenGpus& found);
 // Opens the GPU that computes, if any, for an engine (unless the ranks have opened it), and sets the facts
 // for the plan. Throws as open_fitting(), and Error(kInvalidArgument) for impossible facts.

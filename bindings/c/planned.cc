@@ -274,7 +274,7 @@ sluice_engine::sluice_engine(Planned made)
       threads(planned.threads, planned.team),
       assembly(planned,
                {threads, *planned.io, *planned.optimizer, planned.products.get(), planned.data, device,
-                planned.sections},
+                planned.sections, planned.nccl.get()},
                {.trace_events = planned.trace_events, .may_replan = true}) {
   using namespace sluice;  // NOLINT: likewise
   if (device) engine->use_stream(default_stream());

@@ -209,7 +209,7 @@ typedef struct sluice_engine_options {
   uint32_t device;          /* the GPU's index among those that this process may use */
   const char* updates; /* the device of updates then, "gpu" or "cpu"; NULL: the plan chooses, unit by unit */
   const sluice_device_facts* device_facts; /* NULL: measured, and assumed by sluice_plan() */
-  const char* links; /* of ranks on GPUs: "gpus" or "host"; NULL: the plan chooses, by what was measured */
+  const char* links; /* of ranks on GPUs: "gpus", "nccl" or "host"; NULL: what was measured decides */
   /* The engine has some of the model's units, and engines of other ranks the others: see sluice_pipeline.h.
    */
   sluice_ranks* sections;

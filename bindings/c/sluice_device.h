@@ -49,12 +49,14 @@
  * Ranks: each may have a GPU of its own (options.device). Two ranks may share one if their budgets fit and
  * options.device_facts is given, since a measurement beside another rank is wrong. Either all ranks compute
  * on GPUs, or all on the CPU. Where the GPUs of one host access each other's memory, over NVLink or PCIe,
- * they sum gradients and gather updated partitioned state directly. Otherwise, and with options.links "host",
- * or where a step is predicted to be shorter so, these pass through registered host memory; so do gradients
- * that wait in host memory for updates by the CPU. With "gpus", a lack of such access is an error
- * (SLUICE_IO). GPUs of one host copy partitioned parameters from the owner's shard: in the memory of GPUs
- * that access each other and update them there, if they fit; else in host memory that all ranks map. The bits
- * are those of ranks on the CPU.
+ * they sum gradients and gather updated partitioned state directly. Otherwise, on several hosts, too, NCCL
+ * carries these where it can be loaded and is measured to be faster than what else joins the ranks, or with
+ * options.links "nccl". ($SLUICE_NCCL may name its file. It takes memory of the GPU, which is counted as
+ * CUDA's.) Else, and with "host", or where a step is predicted to be shorter so, they pass through registered
+ * host memory; so do gradients that wait in host memory for updates by the CPU. With "gpus" or "nccl", a lack
+ * of that is an error (SLUICE_IO). GPUs of one host copy partitioned parameters from the owner's shard: in
+ * the memory of GPUs that access each other and update them there, if they fit; else in host memory that all
+ * ranks map. The bits are those of ranks on the CPU.
  *
  * With options.stage for stage 2 or 3, and one of options.micro_batches for each rank, gradients are summed
  * in backward, and a rank keeps only its own part of each: they can be measured, multiplied and dropped, but
@@ -89,8 +91,9 @@ struct sluice_device_facts {
   /* Seconds of the caller's own computation on the GPU in a step, by which the plan predicts a step's time.
    * 0: unknown. The engine does not measure it. */
   double computing;
-  /* For ranks on one host: bytes a second that a GPU reads from the others' memory while all of them do. 0:
-   * it is measured; sluice_plan() assumes that GPUs have no such access. */
+  /* For ranks: bytes a second that a GPU reads from the memory of the host's other GPUs while all of them do,
+   * or with options.links "nccl" receives by NCCL. 0: it is measured; sluice_plan() assumes that GPUs have no
+   * such access. */
   double between_gpus;
 };
 

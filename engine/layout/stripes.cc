@@ -29,6 +29,11 @@ std::vector<Stripe> stripes_of(std::span<const ElementRange> shards, std::size_t
   return stripes;
 }
 
+ElementRange share_of(std::size_t count, std::size_t rank, std::size_t ranks) {
+  const std::size_t each = divide_up(divide_up(count, kernels::kGridBlock), ranks) * kernels::kGridBlock;
+  return {std::min(count, rank * each), std::min(count, (rank + 1) * each)};
+}
+
 ElementRange overwriting(std::span<const Stripe> stripes, ElementRange own, std::size_t times) {
   std::size_t first = own.end;
   for (std::size_t i = 0; i < stripes.size(); ++i)

@@ -22,6 +22,10 @@ struct Stripe {
 // grid (kernels::kGridBlock). REQUIRES: shards begin there, too, and `most` has a block for each of them.
 std::vector<Stripe> stripes_of(std::span<const ElementRange> shards, std::size_t most);
 
+// A rank's share of `count` elements, which begins at a block of the grid: as many as each other rank's, or
+// fewer at the end; may be empty.
+ElementRange share_of(std::size_t count, std::size_t rank, std::size_t ranks);
+
 // Each stripe's results for `own`, one of the shards, are `times` as wide as its elements, and take the
 // unit's memory. Returns the elements from the first one whose result would overwrite an element of a later
 // stripe to the shard's end; may be empty.

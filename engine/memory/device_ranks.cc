@@ -6,6 +6,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "kernels/device_sum.h"
 #include "kernels/grid.h"
 
 namespace sluice::engine {
@@ -54,8 +55,10 @@ DeviceRanks::Room DeviceRanks::room_in_host(const Layout& layout, Of of, bool ma
   return room;
 }
 
-DeviceRanks::Room DeviceRanks::room_on_gpus(const Layout& layout, Of of) {
-  const std::size_t elements = pace(layout, true).elements;
+// With NCCL each rank's part of a sum has a line of its own.
+DeviceRanks::Room DeviceRanks::room_on_gpus(const Layout& layout, Of of, bool by_nccl) {
+  const std::size_t elements =
+      pace(layout, true).elements + (by_nccl ? kernels::DeviceSum::kMostRanks * kernels::kGridBlock : 0);
   const bool of_gradients = of == Of::kGradients;
   Room room;
   room.wide = round_up(elements * (of_gradients ? sizeof(float) : sizes_of_types(layout).first), kLine);
@@ -63,24 +66,26 @@ DeviceRanks::Room DeviceRanks::room_on_gpus(const Layout& layout, Of of) {
   return room;
 }
 
-DeviceRanks::DeviceRanks(const Layout& layout, Of of, Meeting meeting, DeviceWork& gpu, Threads& threads)
+DeviceRanks::DeviceRanks(const Layout& layout, Of of, Meeting meeting, DeviceWork& gpu, Threads& threads,
+                         ByNccl by_nccl)
     : gpu_(gpu),
       threads_(threads),
       of_(of),
       meeting_(meeting),
+      by_nccl_(by_nccl),
       in_host_{pace(layout, false), room_in_host(layout, of, meeting.may_share)},
-      on_gpus_places_{pace(layout, true), room_on_gpus(layout, of)},
+      on_gpus_places_{pace(layout, true), room_on_gpus(layout, of, meeting.by_nccl)},
       on_gpus_(layout.units().size()) {}
 
 std::size_t DeviceRanks::bytes(const Layout& layout, Of of, Meeting meeting) {
   const std::size_t pieces = places(pace(layout, false)) * room_in_host(layout, of, meeting.may_share).all();
-  const std::size_t squares = places(pace(layout, true)) * room_on_gpus(layout, of).squares;
+  const std::size_t squares = places(pace(layout, true)) * room_on_gpus(layout, of, meeting.by_nccl).squares;
   return round_up(pieces, kHugePage) + (meeting.on_gpus ? round_up(squares, kHugePage) : 0);
 }
 
 std::size_t DeviceRanks::device_bytes(const Layout& layout, Of of, Meeting meeting) {
-  return meeting.on_gpus ? round_up(places(pace(layout, true)) * room_on_gpus(layout, of).all(), kHugePage)
-                         : 0;
+  if (!meeting.on_gpus) return 0;
+  return round_up(places(pace(layout, true)) * room_on_gpus(layout, of, meeting.by_nccl).all(), kHugePage);
 }
 
 void DeviceRanks::start(allocator::Ledger& ledger, Ranks& ranks) {
@@ -90,7 +95,8 @@ void DeviceRanks::start(allocator::Ledger& ledger, Ranks& ranks) {
       RankMemory(ledger, gpu_.device(), purpose, in_host_.bytes(), ranks.communicator().hosts().all_on_one());
   gpu_.add({in_host_.memory.data(), in_host_.bytes()}, in_host_.room.all());
   if (meeting_.on_gpus) {
-    on_gpus_places_.memory = PeerMemory(ledger, gpu_.device(), purpose, on_gpus_places_.bytes());
+    on_gpus_places_.memory =
+        PeerMemory(ledger, gpu_.device(), purpose, on_gpus_places_.bytes(), !meeting_.by_nccl);
     gpu_.add({on_gpus_places_.memory.data(), on_gpus_places_.bytes()}, on_gpus_places_.room.all());
   }
   if (const std::size_t each = on_gpus_places_.room.squares; meeting_.on_gpus && each > 0) {
@@ -105,8 +111,10 @@ void DeviceRanks::start(allocator::Ledger& ledger, Ranks& ranks) {
 std::vector<bool> DeviceRanks::share(const std::string& name, const std::vector<bool>& in_host) {
   in_host_.memory.share(*ranks_, name, false);
   if (!meeting_.on_gpus) return on_gpus_;
-  const std::string problem = on_gpus_places_.memory.share(ranks_->communicator(), name);
-  if (!problem.empty()) fail(ErrorCode::kIo, "{}: {}", name, PeerMemory::refusal(problem));
+  if (!meeting_.by_nccl)
+    if (const std::string problem = on_gpus_places_.memory.share(ranks_->communicator(), name);
+        !problem.empty())
+      fail(ErrorCode::kIo, "{}: {}", name, PeerMemory::refusal(problem));
   std::string own;
   for (const bool each : in_host) own += each ? '1' : '0';
   on_gpus_.assign(on_gpus_.size(), true);
@@ -124,12 +132,16 @@ DeviceRanks::~DeviceRanks() {
   gpu_.finish();  // it may still copy from the host memory
 }
 
+// A place has room for what each rank sends of this one's part of a stripe, also where shards are empty.
 std::vector<Stripe> DeviceRanks::stripes(const Call& call, std::size_t most) const {
   if (!ranks_->partitioned(call.unit)) return stripes_of({&call.elements, 1}, most);
+  const auto size = static_cast<std::size_t>(ranks_->size());
   std::vector<ElementRange> shards;
   for (int rank = 0; rank < ranks_->size(); ++rank)
     shards.push_back(intersection(ranks_->shard(call.unit, rank), call.elements));
-  return stripes_of(shards, most);
+  if (!meeting_.by_nccl) return stripes_of(shards, most);
+  const auto any = std::ranges::count_if(shards, [](ElementRange shard) { return shard.size() > 0; });
+  return stripes_of(shards, (most + size * kernels::kGridBlock) / size * static_cast<std::size_t>(any));
 }
 
 namespace {
@@ -286,6 +298,7 @@ void DeviceRanks::leave_in_host(Piece& piece) {
 
 // The place is free of readers: see places().
 void DeviceRanks::leave_on_gpu(Piece& piece) {
+  if (meeting_.by_nccl) return meet(piece);
   const DeviceWork::Memory to = place(piece);
   for_each_out(piece, [&](auto there, auto here) {
     const DeviceWork::Memory from = there;
@@ -320,23 +333,133 @@ void DeviceRanks::come_back_from_host(const Piece& piece) {
   for_each_in(piece, [&](auto there, auto here) { gpu_.copy_in(there.data(), here); });
 }
 
-// Waits until the GPU has read the input of all ranks.
+// Waits until the GPU has read the input of all ranks, except where NCCL gathers.
 void DeviceRanks::come_back_from_gpus(const Piece& piece) {
+  const bool is_sum = static_cast<bool>(piece.of->call.made);
+  if (meeting_.by_nccl)
+    is_sum ? sum_by_nccl(piece) : gather_by_nccl(piece);
+  else
+    make_from_peers(piece);
+  if (is_sum) return give_squares(piece);
+  if (!meeting_.by_nccl) gpu_.wait(place(piece), DeviceWork::Use::kRead);
+}
+
+void DeviceRanks::make_from_peers(const Piece& piece) {
   const Call& call = piece.of->call;
-  const Room& room = on_gpus_places_.room;
-  const DeviceWork::Memory here = place(piece);
-  std::byte* const squares = begin_of_place(piece) + room.wide;
-  std::vector<DeviceWork::Memory> written = {here};
+  std::byte* const squares = begin_of_place(piece) + on_gpus_places_.room.wide;
+  std::vector<DeviceWork::Memory> written = {place(piece)};
   for_each_in(piece, [&](auto there, auto) { written.push_back(there); });
   gpu_.queue(gpu_.ranks(), {}, written, [&] {
     for (const Stripe::Part& part : piece.stripe.parts)
       call.make(part.elements, results(*piece.of, part.elements), of_ranks(piece, part),
                 reinterpret_cast<double*>(squares) + part.at / kernels::kGridBlock);
   });
-  if (!call.made) return gpu_.wait(here, DeviceWork::Use::kRead);
+}
+
+std::vector<Stripe::Part> DeviceRanks::shares(const Piece& piece) const {
+  std::vector<Stripe::Part> shares(static_cast<std::size_t>(ranks_->size()));
+  const UnitId unit = piece.of->call.unit;
+  if (ranks_->partitioned(unit)) {
+    for (const Stripe::Part& part : piece.stripe.parts)
+      shares[static_cast<std::size_t>(ranks_->owner(unit, part.elements.begin))] = part;
+    return shares;
+  }
+  const Stripe::Part& all = piece.stripe.parts.front();
+  for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+    const ElementRange share = share_of(all.elements.size(), rank, shares.size());
+    shares[rank] = {{all.elements.begin + share.begin, all.elements.begin + share.end}, all.at + share.begin};
+  }
+  return shares;
+}
+
+void DeviceRanks::take_turn(const Piece& piece, const std::function<void()>& queue) {
+  if (by_nccl_.turns == nullptr) return queue();
+  by_nccl_.turns->take(2 * piece.number + (of_ == Of::kGradients ? 0 : 1), queue);
+}
+
+// Each rank adds what all have of its share. Where the unit is not partitioned, it then sends its results and
+// their squares to the others.
+void DeviceRanks::sum_by_nccl(const Piece& piece) {
+  const Call& call = piece.of->call;
+  const auto me = static_cast<std::size_t>(ranks_->rank());
+  const std::vector<Stripe::Part> shares = this->shares(piece);
+  const ElementRange own = shares[me].elements;
+  std::byte* const place = begin_of_place(piece);
+  auto* const squares = reinterpret_cast<double*>(place + on_gpus_places_.room.wide);
+  const auto given = [&](const ElementRange& elements) {
+    return memory_of(Array{call.data, call.given}.at(elements.begin), elements.size());
+  };
+  const auto result = [&](const ElementRange& elements) {
+    return memory_of(results(*piece.of, elements), elements.size());
+  };
+  const auto squares_of = [&](const Stripe::Part& share) {
+    return std::as_writable_bytes(std::span(squares + share.at / kernels::kGridBlock,
+                                            divide_up(share.elements.size(), kernels::kGridBlock)));
+  };
+  std::vector<comm::Nccl::Message> sent, received, sent_results, received_results;
+  std::vector<ConstArray> of_ranks;
+  std::vector<DeviceWork::Memory> used = {this->place(piece)};
+  const auto add = [](std::vector<comm::Nccl::Message>& to, std::size_t rank, std::span<std::byte> memory) {
+    to.push_back({static_cast<int>(rank), address_of(memory.data()), memory.size()});
+  };
+  const std::size_t room = round_up(own.size() * sizeof(float), kLine);
+  ensure(shares.size() * room <= on_gpus_places_.room.wide, "a part of {} elements is too large", own.size());
+  for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+    const Dtype type = (*piece.types)[rank];
+    of_ranks.push_back({place + rank * room, type});
+    used.push_back(given(shares[rank].elements));
+    used.push_back(result(shares[rank].elements));
+    if (rank == me) continue;
+    add(sent, rank, given(shares[rank].elements));
+    add(received, rank, {place + rank * room, own.size() * size_of(type)});
+    if (ranks_->partitioned(call.unit)) continue;
+    add(sent_results, rank, result(own));
+    add(sent_results, rank, squares_of(shares[me]));
+    add(received_results, rank, result(shares[rank].elements));
+    add(received_results, rank, squares_of(shares[rank]));
+  }
+  take_turn(piece, [&] {
+    gpu_.queue(gpu_.ranks(), {}, used, [&] {
+      if (own.size() > 0)
+        gpu_.device().copy(gpu_.ranks(), address_of(place + me * room), address_of(given(own).data()),
+                           given(own).size());
+      by_nccl_.nccl->exchange(gpu_.ranks(), sent, received);
+      if (own.size() > 0)
+        call.make(own, results(*piece.of, own), of_ranks, squares + shares[me].at / kernels::kGridBlock);
+      if (!sent_results.empty()) by_nccl_.nccl->exchange(gpu_.ranks(), sent_results, received_results);
+    });
+  });
+}
+
+void DeviceRanks::gather_by_nccl(const Piece& piece) {
+  const auto me = static_cast<std::size_t>(ranks_->rank());
+  const std::vector<Stripe::Part> shares = this->shares(piece);
+  std::vector<comm::Nccl::Message> sent, received;
+  std::vector<DeviceWork::Memory> used;
+  for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+    const auto memory = [&](const ElementRange& elements) {
+      used.push_back(memory_of(results(*piece.of, elements), elements.size()));
+      return address_of(used.back().data());
+    };
+    const std::size_t size = size_of(piece.of->call.type);
+    if (rank == me) continue;
+    const ElementRange own = shares[me].elements, theirs = shares[rank].elements;
+    sent.push_back({static_cast<int>(rank), memory(own), own.size() * size});
+    received.push_back({static_cast<int>(rank), memory(theirs), theirs.size() * size});
+  }
+  take_turn(piece, [&] {
+    gpu_.queue(gpu_.ranks(), {}, used, [&] { by_nccl_.nccl->exchange(gpu_.ranks(), sent, received); });
+  });
+}
+
+void DeviceRanks::give_squares(const Piece& piece) {
+  const Call& call = piece.of->call;
+  const Room& room = on_gpus_places_.room;
+  const std::byte* const squares = begin_of_place(piece) + room.wide;
   std::byte* const to = squares_.data() + piece.number % places(on_gpus_places_.pace) * room.squares;
   gpu_.copy_out(to, {squares, room.squares}, DeviceWork::Flow::kNumbers);
   gpu_.wait({to, room.squares}, DeviceWork::Use::kRead);
+  if (by_nccl_.nccl != nullptr) by_nccl_.nccl->check();
   const std::span all(reinterpret_cast<const double*>(to), room.squares / sizeof(double));
   for (const Stripe::Part& part : piece.stripe.parts)
     call.made(part.elements, all.subspan(part.at / kernels::kGridBlock));

@@ -15,6 +15,7 @@
 #include "engine/layout/shards.h"
 #include "engine/layout/stripes.h"
 #include "engine/memory/device_work.h"
+#include "engine/memory/nccl_turns.h"
 #include "engine/memory/peer_memory.h"
 #include "engine/memory/rank_memory.h"
 
@@ -27,10 +28,12 @@ namespace sluice::engine {
 // same piece of the other ranks, and only a few are in flight; so all ranks must add the same calls in the
 // same order.
 //
-// The ranks agree, by unit, on one of two places for the exchange. *On the GPUs*, where the plan lets GPUs
-// read each other's memory (PeerMemory): each rank copies its piece to memory that the others read, and each
-// GPU computes its result from all of them. *In host memory*: ranks of one host read each other's registered
-// memory (RankMemory), and other ranks send. Thread rule: start() and share() first, then one thread.
+// The ranks agree, by unit, on one of two places for the exchange. *On the GPUs*, where GPUs read each
+// other's memory (PeerMemory): each rank copies its piece to memory that the others read, and each GPU
+// computes its result from all of them. Or by NCCL (comm::Nccl), between hosts, too: each GPU sends the
+// others what they need of its piece, and nothing is copied before. *In host memory*: ranks of one host read
+// each other's registered memory (RankMemory), and other ranks send. Thread rule: start() and share() first,
+// then one thread.
 //
 // Results may be wider than what ranks give, and take its memory. Results that would overwrite elements of
 // later stripes lie at the end of the unit's memory until the last stripe has come. Each element whose place
@@ -63,7 +66,8 @@ class DeviceRanks {
     std::function<void(ElementRange elements, Array array, std::span<const ConstArray> of_ranks)> end = {};
     // On the GPUs. make() queues on DeviceWork::ranks() the kernels that compute elements in `array` from the
     // input of each rank; `squares`, in GPU memory, has room for an f64 per block of the grid. made() gets
-    // the squares in host memory once the kernels have ended.
+    // the squares in host memory once the kernels have ended; it is given by sums alone. NCCL gathers without
+    // make().
     std::function<void(ElementRange elements, Array array, std::span<const ConstArray> of_ranks,
                        double* squares)>
         make = {};
@@ -73,10 +77,12 @@ class DeviceRanks {
   struct Meeting {
     bool on_gpus = false;    // some units may be exchanged on the GPUs
     bool may_share = false;  // ranks may read some units in each other's host memory
+    bool by_nccl = false;    // on the GPUs NCCL sends what others need
   };
 
-  // threads: the host's compute threads, for copies in host memory.
-  DeviceRanks(const Layout& layout, Of of, Meeting meeting, DeviceWork& gpu, Threads& threads);
+  // threads: the host's compute threads, for copies in host memory. What is referred to outlives the object.
+  DeviceRanks(const Layout& layout, Of of, Meeting meeting, DeviceWork& gpu, Threads& threads,
+              ByNccl by_nccl = {});
   ~DeviceRanks();  // waits until all added calls have completed
   DeviceRanks(const DeviceRanks&) = delete;
   DeviceRanks& operator=(const DeviceRanks&) = delete;
@@ -110,7 +116,7 @@ class DeviceRanks {
     std::size_t all() const { return wide + narrow + squares; }
   };
   static Room room_in_host(const Layout& layout, Of of, bool may_share);
-  static Room room_on_gpus(const Layout& layout, Of of);
+  static Room room_on_gpus(const Layout& layout, Of of, bool by_nccl);
   // A rank begins a piece only when it has completed the one `pieces` before, for which all ranks had begun
   // that one. So when a place is used again after twice as many pieces, no rank still reads it.
   static std::size_t places(Pace pace) { return 2 * pace.pieces; }
@@ -144,9 +150,16 @@ class DeviceRanks {
   void leave(const std::shared_ptr<Piece>& piece);
   void leave_in_host(Piece& piece);
   void leave_on_gpu(Piece& piece);
+  // What each rank makes of a stripe: its shard's part, or a share where the unit is not partitioned.
+  std::vector<Stripe::Part> shares(const Piece& piece) const;
+  void sum_by_nccl(const Piece& piece);
+  void gather_by_nccl(const Piece& piece);
+  void take_turn(const Piece& piece, const std::function<void()>& queue);
   void come_back(const Piece& piece);
   void come_back_from_host(const Piece& piece);
   void come_back_from_gpus(const Piece& piece);
+  void make_from_peers(const Piece& piece);
+  void give_squares(const Piece& piece);
   void shift_back(const Added& added);
   void wait_for_record(const Piece& piece);
   void copy_to_place(const Piece& piece);
@@ -195,6 +208,7 @@ class DeviceRanks {
   Threads& threads_;
   const Of of_;
   const Meeting meeting_;
+  const ByNccl by_nccl_;
   Places<RankMemory> in_host_;
   Places<PeerMemory> on_gpus_places_;
   RegisteredRegion squares_;   // host copies of the squares in the places on the GPU

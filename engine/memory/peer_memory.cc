@@ -10,8 +10,8 @@
 namespace sluice::engine {
 
 PeerMemory::PeerMemory(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose,
-                       std::size_t bytes)
-    : device_(&device), memory_(ledger, device, purpose, bytes, true) {}
+                       std::size_t bytes, bool may_share)
+    : device_(&device), memory_(ledger, device, purpose, bytes, may_share) {}
 
 // Every rank takes part in all exchanges, even after an error.
 std::string PeerMemory::share(comm::Communicator& communicator, const std::string& name) {

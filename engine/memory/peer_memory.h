@@ -17,8 +17,9 @@ class PeerMemory {
  public:
   PeerMemory() = default;
   // Takes `bytes` of memory, more than 0, which may differ between ranks. The device outlives it. A mapping
-  // of it by another rank keeps the memory after this object ends.
-  PeerMemory(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose, std::size_t bytes);
+  // of it by another rank keeps the memory after this object ends. may_share: whether share() will be called.
+  PeerMemory(allocator::Ledger& ledger, Device& device, allocator::Purpose purpose, std::size_t bytes,
+             bool may_share = true);
 
   std::byte* data() const { return reinterpret_cast<std::byte*>(memory_.address()); }
   std::size_t size() const { return memory_.size(); }

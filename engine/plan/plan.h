@@ -51,9 +51,13 @@ struct RankOf {
   // PlanRequest::reproducible they are size / alike apart.
   int together = 1, alike = 1;
   std::vector<int> parts = {};  // by rank: the part of each layer that it computes; none: all of it
-  // Whether each one's GPU reads the memory of the GPUs of all others (PeerMemory): may do so, in a request
-  // that chooses; and does, in a plan.
+  // Whether pieces of gradients and parameters pass between their GPUs (DeviceRanks): may do so, in a request
+  // that chooses; and do, in a plan.
   bool gpus_meet = false;
+  // Whether the GPUs of all ranks exchange pieces by NCCL (comm::Nccl), since they do not all read each
+  // other's memory. REQUIRES: gpus_meet.
+  bool by_nccl = false;
+  bool gpus_read() const { return gpus_meet && !by_nccl; }
   comm::Hosts on_hosts() const { return hosts.empty() ? comm::Hosts(size) : comm::Hosts(hosts); }
   bool operator==(const RankOf&) const = default;
 };

@@ -89,7 +89,8 @@ std::string device_step_text(const Plan& plan) {
       "updates {:.3g} billion elements a second, the CPU's loops move {:.3g} GB/s beside copies{}; all of it "
       "is {}\n",
       rates.in / 1e9, rates.out / 1e9, rates.both / 1e9, 1e-9 / rates.update_seconds, time.cpu_memory / 1e9,
-      plan.ranks.gpus_meet
+      plan.ranks.by_nccl ? fmt::format(", NCCL carries {:.3g} GB/s to each GPU", rates.between / 1e9)
+      : plan.ranks.gpus_meet
           ? fmt::format(", GPUs read {:.3g} GB/s of each other's memory", rates.between / 1e9)
           : "",
       name_of(rates.source));
@@ -299,7 +300,8 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   json["updated_by"] = plan.updates_because;
   json["budget"]["device"] = budget.device;
   json["rates"] = to_json(plan.device_time.rates, plan.device_time.cpu_memory);
-  if (plan.ranks.size > 1) json["links"] = plan.ranks.gpus_meet ? "gpus" : "host";
+  if (plan.ranks.size > 1)
+    json["links"] = plan.ranks.by_nccl ? "nccl" : plan.ranks.gpus_meet ? "gpus" : "host";
   json["passes_shards"] = plan.shard_place() == ShardPlace::kPassed;
   json["sums_in_backward"] = plan.sums_in_backward;
   json["step"] = device_step_json(plan);

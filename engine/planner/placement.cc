@@ -38,7 +38,7 @@ std::vector<bool> are_cut(const std::vector<std::size_t>& stages) {
 
 // The first place that can be, or a later one that is asked for.
 ShardPlace choose_shards(const PlanRequest& request, bool updates_by_gpu) {
-  const bool meet = request.compute == allocator::Tier::kDevice && request.ranks.gpus_meet;
+  const bool meet = request.compute == allocator::Tier::kDevice && request.ranks.gpus_read();
   const ShardPlace first = !meet            ? ShardPlace::kHost
                            : updates_by_gpu ? ShardPlace::kGpu
                                             : ShardPlace::kPassed;

@@ -58,11 +58,11 @@ class Placement {
   // the GPUs copy shards of parameters from there.
   bool reads_pieces(UnitId unit) const { return stages_[unit] > 0 && hosts_.all_on_one(); }
   bool reads_any_pieces() const { return partitions_any_state() && hosts_.all_on_one(); }
-  // Whether ranks sum the unit's gradient on their GPUs, which read each other's memory; and whether they
-  // gather there what each has updated of its parameters.
+  // Whether ranks sum the unit's gradient on their GPUs; and whether they gather there what each has updated
+  // of its parameters.
   bool sums_on_gpus(const UnitPlan& plan) const { return ranks_.gpus_meet && !sums_in_host(plan); }
   bool gathers_on_gpus(const UnitPlan& plan) const { return ranks_.gpus_meet && !plan.gathers_in_host(); }
-  DeviceRanks::Meeting meeting() const { return {ranks_.gpus_meet, reads_any_pieces()}; }
+  DeviceRanks::Meeting meeting() const { return {ranks_.gpus_meet, reads_any_pieces(), ranks_.by_nccl}; }
   bool copies_shards() const { return compute_ == allocator::Tier::kDevice && hosts_.all_on_one(); }
   ShardPlace shards() const { return shards_; }  // where partitioned parameters are
   // Whether partitioned parameters are in the memory of GPUs, which copy them from each other.
@@ -346,6 +346,7 @@ class Placement {
   Arriving shards_of_others(UnitId unit) const;
   Arriving received_of_sum(UnitId unit, int use) const;
   Arriving read_by_gpu(UnitId unit) const;
+  Arriving sent_by_nccl(UnitId unit) const;
   std::size_t elements_of_parameters(UnitId unit, const ElementRange& part) const;
   std::size_t sent_elements(UnitId unit, int use, const ElementRange& of) const;
   std::size_t sent_to(UnitId unit, int use, int owner) const;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "engine/layout/stripes.h"
 #include "engine/plan/rows_of_tokens.h"
 #include "engine/planner/placement.h"
 
@@ -74,7 +75,7 @@ Placement::Received Placement::received(UnitId unit, const UnitPlan& plan) const
   for (int use = 0; use < (profile_.any_order ? 1 : uses_[unit]); ++use)
     if (!comes_from_section(unit, use))
       (sums_early(unit, plan, use) ? received.early : received.gradient) += received_of_sum(unit, use);
-  if (sums_on_gpus(plan)) received.gradient = read_by_gpu(unit);
+  if (sums_on_gpus(plan)) received.gradient = ranks_.by_nccl ? sent_by_nccl(unit) : read_by_gpu(unit);
   if (stages_[unit] > 0 && plan.tier(Part::kParameters) != allocator::Tier::kRanks)
     received.updated = shards_of_others(unit);
   return received;
@@ -88,6 +89,27 @@ Arriving Placement::read_by_gpu(UnitId unit) const {
   const Dtype given = profile_.micro_batches == 1 ? layout_.dtype(unit) : Dtype::kF32;
   Arriving arriving;
   arriving.bytes = static_cast<std::size_t>(ranks_.size - 1) * needed * size_of(given);
+  return arriving;
+}
+
+// Each rank gets what all others have of its share, and where the unit is not cut, the sums of theirs.
+Arriving Placement::sent_by_nccl(UnitId unit) const {
+  const bool cut = stages_[unit] > 0;
+  const auto ranks = static_cast<std::size_t>(ranks_.size), me = static_cast<std::size_t>(ranks_.rank);
+  std::vector<std::size_t> shares(ranks);
+  if (cut) shares[me] = format_.shards().here(unit).size();
+  const ElementRange all{0, cut ? 0 : layout_.unit_elements(unit)};
+  for (const Stripe& stripe : stripes_of({&all, 1}, DeviceRanks::pace(layout_, true).elements))
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      shares[rank] += share_of(stripe.parts.front().elements.size(), rank, ranks).size();
+  const std::size_t given = size_of(profile_.micro_batches == 1 ? layout_.dtype(unit) : Dtype::kF32);
+  Arriving arriving;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    if (rank == me) continue;
+    const std::size_t bytes = shares[me] * given + shares[rank] * sizeof(float);
+    arriving.bytes += bytes;
+    if (!hosts_.on_one(static_cast<int>(rank), ranks_.rank)) arriving.by_link += bytes;
+  }
   return arriving;
 }
 

@@ -232,7 +232,7 @@ std::vector<PlanRequest> requests_for(const PlanInputs& in, const PlanRequest& a
     if (gives_stage) break;
     PlanRequest at = asked;
     at.stages.assign(in.profile.units.size(), stage);
-    if (stage < kMostStage || at.updates != Tier::kDevice || at.ranks.gpus_meet) add(at);
+    if (stage < kMostStage || at.updates != Tier::kDevice || at.ranks.gpus_read()) add(at);
   }
   return requests;
 }

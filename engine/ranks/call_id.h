@@ -21,6 +21,7 @@ enum class CallKind : std::uint8_t {
   kGradientIsThere,
   kUnitIsThere,
   kStateTaken,
+  kNcclTurn,
   kNamed,     // between the calls for units: settings, measurements, files
   kOfCaller,  // a program's own calls, through the C ABI
 };

@@ -41,6 +41,7 @@ class Ground {
     comm::Communicator* communicator = nullptr;  // see Resources
     Device* device = nullptr;                    // see Resources
     comm::Communicator* sections = nullptr;      // see Resources
+    comm::Nccl* nccl = nullptr;                  // see Resources
   };
   struct Options {
     std::size_t trace_events = 0;    // the most events that the trace keeps; 0: there is no trace
@@ -56,8 +57,8 @@ class Ground {
 
  protected:
   Resources resources() {
-    return {means_.threads,      ledger_,       disk_.get(),    trace(), means_.products,
-            means_.communicator, means_.device, means_.sections};
+    return {means_.threads,      ledger_,       disk_.get(),     trace(),    means_.products,
+            means_.communicator, means_.device, means_.sections, means_.nccl};
   }
   // `change` applies a plan to the engine.
   void replan(Planned& planned, std::uint64_t base, const std::function<void(const Plan&)>& change);

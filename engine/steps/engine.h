@@ -10,6 +10,7 @@
 #include "allocator/ledger.h"
 #include "allocator/memory.h"
 #include "comm/communicator.h"
+#include "comm/nccl.h"
 #include "core/device.h"
 #include "core/threads.h"
 #include "core/trace.h"
@@ -104,6 +105,9 @@ struct Resources {
   // The sections of a pipeline, in order, where this engine has the units of one of them. The engines of the
   // other sections train theirs with the same settings. Null: this engine has the whole model.
   comm::Communicator* sections = nullptr;
+  // REQUIRES: not null where the plan's ranks exchange by NCCL; of `communicator` and `device`. One engine at
+  // a time uses it.
+  comm::Nccl* nccl = nullptr;
 
   // The ranks that learn of an error of this one (any group reaches all of them); null where there are none.
   comm::Communicator* others() const { return communicator != nullptr ? communicator : sections; }

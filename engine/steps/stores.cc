@@ -69,13 +69,16 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
       updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
               {work(), cpu_executor.get()}),
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
+      nccl_turns(plan.ranks.by_nccl && gathers_on_gpu()
+                     ? std::optional<NcclTurns>(std::in_place, *resources.communicator)
+                     : std::nullopt),
       device_sums(gpu && ranks
                       ? std::optional<DeviceRanks>(std::in_place, layout, DeviceRanks::Of::kGradients,
-                                                   meeting(), *gpu, *rank_threads)
+                                                   meeting(), *gpu, *rank_threads, by_nccl())
                       : std::nullopt),
       device_gathers(gathers_on_gpu()
                          ? std::optional<DeviceRanks>(std::in_place, layout, DeviceRanks::Of::kParameters,
-                                                      meeting(), *gpu, *rank_threads)
+                                                      meeting(), *gpu, *rank_threads, by_nccl())
                          : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
@@ -153,6 +156,8 @@ const Resources& Stores::checked(const Profile& profile, const Plan& plan, const
   if (plan.compute() != allocator::Tier::kDevice) return resources;
   if (resources.device == nullptr)
     fail(ErrorCode::kInvalidArgument, "the plan computes on a GPU, and the engine was given none");
+  ensure(!plan.ranks.by_nccl || resources.nccl != nullptr,
+         "the plan's ranks exchange by NCCL, of which none is given");
   const std::uint64_t needed =
       plan.device_bytes - plan.bytes[static_cast<std::size_t>(allocator::Tier::kDevice)]
                                     [static_cast<std::size_t>(allocator::Purpose::kBase)];
@@ -173,6 +178,11 @@ const Resources& Stores::checked(const Profile& profile, const Plan& plan, const
            "'{}' spans several units, which a GPU does not have yet; make it one unit",
            unit.parameters.front().name);
   return resources;
+}
+
+ByNccl Stores::by_nccl() {
+  if (!plan.ranks.by_nccl) return {};
+  return {resources.nccl, nccl_turns ? &*nccl_turns : nullptr};
 }
 
 bool Stores::gathers_on_gpu() const {

@@ -13,6 +13,7 @@
 #include "engine/memory/device_work.h"
 #include "engine/memory/host_records.h"
 #include "engine/memory/host_staging.h"
+#include "engine/memory/nccl_turns.h"
 #include "engine/memory/pager.h"
 #include "engine/memory/parameter_shards.h"
 #include "engine/memory/shard_memory.h"
@@ -99,6 +100,7 @@ struct Stores {
   std::unique_ptr<UpdateExecutor> executor, cpu_executor;
   UpdatePipeline updates;
   std::optional<HostStaging> host_staging;  // nullopt: the CPU computes
+  std::optional<NcclTurns> nccl_turns;      // of both collectives below; nullopt: ranks do not use NCCL
   // Collectives of ranks that compute on GPUs: sums of gradients; and gathers of updated units, where state
   // is partitioned and parameters are not. Each has an order of its own, in which all ranks make calls.
   std::optional<DeviceRanks> device_sums, device_gathers;
@@ -109,8 +111,11 @@ struct Stores {
  private:
   static const Resources& checked(const Profile& profile, const Plan& plan, const Resources& resources);
   DeviceWork* work() { return gpu ? &*gpu : nullptr; }
+  ByNccl by_nccl();
   bool gathers_on_gpu() const;  // whether updated units are gathered there
-  DeviceRanks::Meeting meeting() const { return {plan.ranks.gpus_meet, ranks->reads_others()}; }
+  DeviceRanks::Meeting meeting() const {
+    return {plan.ranks.gpus_meet, ranks->reads_others(), plan.ranks.by_nccl};
+  }
   std::unique_ptr<UpdateExecutor> make_executor();
   std::unique_ptr<UpdateExecutor> make_cpu_executor();
   std::unique_ptr<UpdateExecutor> make_inline(Threads& threads);

@@ -15,6 +15,7 @@
 #include "cuda/hands.h"
 #include "cuda/kernel_test.h"
 #include "engine/planner/planner.h"
+#include "engine/ranks/call_id.h"
 #include "engine/steps/any_order_engine.h"
 #include "float_array.h"
 #include "offload/test_files.h"
@@ -56,6 +57,7 @@ struct Case {
   unsigned disk_microseconds = 0;  // that each transfer of the disk takes
   MachineRates rates = {};         // for which the plan is made
   RankOf ranks = {};               // the rank that it is for
+  comm::Nccl* nccl = nullptr;      // of a plan whose ranks use it; null: they are joined with the engine
   std::size_t stage = 0;
 };
 
@@ -107,6 +109,13 @@ struct Outcome {
 };
 
 // An engine with exactly the memory that its plan states.
+inline std::unique_ptr<comm::Nccl> joined_by_nccl(comm::Communicator& communicator, Device& device) {
+  std::string problem;
+  auto nccl = comm::Nccl::join(communicator, call_id("NCCL"), device, {}, problem);
+  EXPECT_EQ(problem, "");
+  return nccl;
+}
+
 struct Made {
   Made(const Case& setup, Device* device, comm::Communicator* communicator = nullptr)
       : profile(profile_of(setup)),
@@ -126,6 +135,8 @@ struct Made {
     if (plan.uses_disk()) resources.disk = &*disk;
     resources.device = device;
     resources.communicator = communicator;
+    if (plan.ranks.by_nccl && setup.nccl == nullptr) nccl = joined_by_nccl(*communicator, *device);
+    resources.nccl = setup.nccl != nullptr ? setup.nccl : nccl.get();
     if (setup.optimizer.name == "muon") products = kernels::load_matrix_library(2);
     resources.products = setup.products != nullptr ? setup.products : products.get();
     engine = std::make_unique<AnyOrderEngine>(profile, plan, *optimizer, resources);
@@ -138,6 +149,7 @@ struct Made {
   std::unique_ptr<offload::File> fast_file;
   std::optional<offload::RecordStore> disk;
   std::unique_ptr<kernels::F32Products> products;
+  std::unique_ptr<comm::Nccl> nccl;
   std::unique_ptr<AnyOrderEngine> engine;
 };
 
@@ -327,6 +339,7 @@ inline Outcome trained(const Case& setup, Client& client) {
 
 inline Outcome train_on_cpu(Case setup, comm::Communicator* communicator = nullptr) {
   setup.device = 0, setup.memory = kGiB;
+  setup.ranks.gpus_meet = setup.ranks.by_nccl = false;
   setup.places = {};
   Made made(setup, nullptr, communicator);
   HandsOnCpu hands;

@@ -60,6 +60,7 @@ enum Way {
   kOfRanks,
   kOfShards,
   kOfGpus,
+  kByNccl,
   kOfPassed,
   kOfShardsOnGpus
 };
@@ -86,13 +87,19 @@ class LeftOutWaitsTest : public KernelTest {
       Case own = setup;
       own.ranks.rank = of.rank();
       std::unique_ptr<Device> other;
+      std::unique_ptr<comm::Nccl> nccl;
+      if (gpu != nullptr && own.ranks.by_nccl) {
+        if (of.rank() > 0) other = open_device(of.rank());
+        nccl = joined_by_nccl(of, of.rank() == 0 ? *gpu : *other);
+        own.nccl = nccl.get();
+      }
       if (gpu != nullptr && of.rank() > 0) {
         constexpr std::uint64_t kOfFirst = DeviceWork::kStreams + 2;  // and the client's, before and after
         const auto made = [](fake_cuda::Counts counts) {
           return counts.calls["cuStreamCreate"] + counts.calls["cuStreamCreateWithPriority"];
         };
         while (made(fake()->counts()) < kOfFirst) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        other = open_device(of.rank());
+        if (other == nullptr) other = open_device(of.rank());
       }
       outcomes[static_cast<std::size_t>(of.rank())] = train_one(own, of.rank() == 0 ? gpu : other.get(), &of);
     });
@@ -111,9 +118,10 @@ class LeftOutWaitsTest : public KernelTest {
     }
     setup.looks = way == kLooks;
     setup.leaves = way == kLeaves;
-    if (way == kOfRanks || way == kOfGpus) {
+    if (way == kOfRanks || way == kOfGpus || way == kByNccl) {
       setup.ranks = {0, 2};
-      setup.ranks.gpus_meet = way == kOfGpus;
+      setup.ranks.gpus_meet = way != kOfRanks;
+      setup.ranks.by_nccl = way == kByNccl;
       setup.places = {Tier::kDevice, Tier::kDevice, Tier::kDevice};
       setup.updates = Tier::kDevice;
       setup.stage = 1;
@@ -234,6 +242,8 @@ const LeftOutOf kOfEachWay[] = {
     // Pieces that GPUs read of each other, which must be there before they are told of, and read before they
     // change.
     {kOfGpus, {{kSynchronize, kRanks}, {kRecord, kRanks}}},
+    // Pieces that NCCL sends, which must be there before, and have come before they are used.
+    {kByNccl, {{"cuStreamWaitEvent", kRanks, kClient}, {kRecord, kRanks}}},
     // Shards in places that other GPUs copy from, which must be there before they are lent, and copied before
     // they are given back.
     {kOfPassed, {{kSynchronize, kBrought}, {kRecord, kBorrowed}}}};
@@ -246,6 +256,7 @@ const LeftOutOf kOthers[] = {
      {{kSynchronize, kNumbers},
       {"cuStreamWaitEvent", kRanks, kClient},
       {"cuStreamWaitEvent", kRanks, kUpdates}}},
+    {kByNccl, {{kSynchronize, kNumbers}, {"cuStreamWaitEvent", kRanks, kUpdates}}},
     {kOfPassed, {{kRecord, kBrought}, {kQuery, kBrought}, {kSynchronize, kBorrowed}, {kQuery, kBorrowed}}},
     {kOfShardsOnGpus, {{kSynchronize, kIn}}}};
 INSTANTIATE_TEST_SUITE_P(Long, WaitsOfRanks, testing::ValuesIn(kOthers));

@@ -18,6 +18,7 @@ struct Placed {
   allocator::Tier updates, parameters, gradients, state;
   bool gpus_meet = false;
   Dtype dtype = Dtype::kF32;
+  bool by_nccl = false;
 };
 
 class RanksOnGpusTest : public DeviceEngineTest {
@@ -25,7 +26,9 @@ class RanksOnGpusTest : public DeviceEngineTest {
   static std::string text(const Placed& p) {
     return fmt::format("{}, stage {}, updates by the {}, {} {} {}, GPUs {}", name_of(p.dtype), p.stage,
                        name_of(p.updates), name_of(p.parameters), name_of(p.gradients), name_of(p.state),
-                       p.gpus_meet ? "meet" : "do not meet");
+                       p.by_nccl     ? "meet by NCCL"
+                       : p.gpus_meet ? "meet"
+                                     : "do not meet");
   }
   static Case placed(Case setup, const Placed& p) {
     setup.dtype = p.dtype;
@@ -35,6 +38,7 @@ class RanksOnGpusTest : public DeviceEngineTest {
     setup.updates = p.updates;
     setup.places = {p.parameters, p.gradients, p.state};
     setup.ranks.gpus_meet = p.gpus_meet;
+    setup.ranks.by_nccl = p.by_nccl;
     return setup;
   }
   // Ranks have the bits of as many on the CPU. setup.device is the budget of a GPU's memory.
@@ -67,9 +71,10 @@ class RanksOnGpusTest : public DeviceEngineTest {
     return open_device(fake() != nullptr ? of.rank() : 0);
   }
   static Case of_rank(Case setup, const comm::Communicator& communicator) {
-    const bool gpus_meet = setup.ranks.gpus_meet;
+    const RankOf asked = setup.ranks;
     setup.ranks = {communicator.rank(), communicator.size()};
-    setup.ranks.gpus_meet = gpus_meet;
+    setup.ranks.gpus_meet = asked.gpus_meet;
+    setup.ranks.by_nccl = asked.by_nccl;
     for (int rank = 0; rank < communicator.size(); ++rank)
       setup.ranks.hosts.push_back(communicator.hosts().first_of(rank));
     return setup;
@@ -78,7 +83,7 @@ class RanksOnGpusTest : public DeviceEngineTest {
     return train(ranks, [&](comm::Communicator& of) { return train_on_cpu(of_rank(setup, of), &of); });
   }
   static ShardPlace shards_of(const Case& setup) {
-    if (setup.stage != 3 || !setup.ranks.gpus_meet) return ShardPlace::kHost;
+    if (setup.stage != 3 || !setup.ranks.gpus_read()) return ShardPlace::kHost;
     return setup.updates == kDevice ? ShardPlace::kGpu : ShardPlace::kPassed;
   }
   Outcomes train_on_gpus(const Case& setup, int ranks, const std::function<void(const Made&)>& also) {

@@ -4,7 +4,7 @@
 #include "comm/forbidden.h"
 #include "cuda/file_limit.h"
 #include "cuda/ranks_on_gpus.h"
-#include "engine/machine/peer_rate.h"
+#include "engine/machine/between_gpus.h"
 #include "engine/ranks/agreement.h"
 
 // What ranks on GPUs compute, send and fail with, wherever their parts are.
@@ -92,7 +92,7 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
         Placed{2, kDevice, kDevice, kDevice, kDevice, true}, Placed{2, kDevice, kDevice, kDevice, kHost},
         Placed{3, kDevice, kDevice, kDevice, kDevice, true}, Placed{2, kHost, kHost, kHost, kHost, true},
         Placed{3, kHost, kHost, kHost, kHost, true}}) {
-    const auto [stage, updates, parameters, gradients, state, gpus_meet, type] = where;
+    const auto [stage, updates, parameters, gradients, state, gpus_meet, type, by_nccl] = where;
     if (number++ / 2 % 2 == 1) where.dtype = Dtype::kBf16;
     SCOPED_TRACE(text(where));
     Case all;
@@ -401,7 +401,7 @@ TEST_F(RanksOnGpusTest, WhyGpusDoNotMeetIsSaidOnceAndSoon) {
     comm::run_communicators(comm::World::kThreads, ranks, [&, forbids = forbids](comm::Communicator& of) {
       const std::unique_ptr<Device> device = open_for(of);
       if (forbids && of.rank() == 1) comm::forbid_descriptors();
-      const BetweenGpus found = measure_between_gpus(of, *device, 64 * kMiB, "");
+      const BetweenGpus found = measure_reads_between_gpus(of, *device, 64 * kMiB, "");
       EXPECT_EQ(found.bytes_a_second, 0);
       EXPECT_NE(found.problem, "");
     });
@@ -423,18 +423,25 @@ TEST_F(RanksOnGpusTest, AGpuThatFailsEndsAllRanks) {
     int result;
     const char* cause;
     std::uint64_t calls;  // before it fails
+    bool by_nccl = false;
   };
   using Clock = std::chrono::steady_clock;
-  for (const auto& [stage, updates, gpus_meet, result, cause, calls] :
+  for (const auto& [stage, updates, gpus_meet, result, cause, calls, by_nccl] :
        {Failing{0, kDevice, false, 719, "CUDA_ERROR_LAUNCH_FAILED", 0},
         Failing{0, kDevice, true, 214, "CUDA_ERROR_ECC_UNCORRECTABLE", 150},
         Failing{1, kHost, false, 46, "CUDA_ERROR_DEVICE_UNAVAILABLE", 600},
         Failing{1, kDevice, true, 2, "CUDA_ERROR_OUT_OF_MEMORY", 0},
         Failing{3, kHost, false, 214, "CUDA_ERROR_ECC_UNCORRECTABLE", 600},
         Failing{3, kHost, true, 719, "CUDA_ERROR_LAUNCH_FAILED", 150},
-        Failing{3, kDevice, true, 46, "CUDA_ERROR_DEVICE_UNAVAILABLE", 600}}) {
+        Failing{3, kDevice, true, 46, "CUDA_ERROR_DEVICE_UNAVAILABLE", 600},
+        Failing{1, kDevice, true, 719, "CUDA_ERROR_LAUNCH_FAILED", 150, true},
+        Failing{0, kDevice, true, 214, "CUDA_ERROR_ECC_UNCORRECTABLE", 600, true}}) {
     SCOPED_TRACE(fmt::format("stage {}, updates by the {}, GPUs {}, {} after {} calls", stage,
-                             name_of(updates), gpus_meet ? "meet" : "do not meet", cause, calls));
+                             name_of(updates),
+                             by_nccl     ? "meet by NCCL"
+                             : gpus_meet ? "meet"
+                                         : "do not meet",
+                             cause, calls));
     Case all;
     all.ends = all.once = true;
     all.blocks = 5, all.steps = 4;
@@ -443,6 +450,7 @@ TEST_F(RanksOnGpusTest, AGpuThatFailsEndsAllRanks) {
     all.updates = updates;
     all.places = {kDevice, updates, updates};
     all.ranks.gpus_meet = gpus_meet;
+    all.ranks.by_nccl = by_nccl;
     begin_devices(2, Schedule::kRandom, calls);
     std::array<std::string, 2> errors;
     std::array<Clock::time_point, 2> ends;
