@@ -16,6 +16,7 @@ PROBE_LIMIT_S = 30
 ENDING_S = 10  # for the exit of a process that holds much pinned host memory, and for reading its measurements
 KERNELS = "UpdateTest.*:SquaresTest.*"
 TWINS = "DeviceEngineTest.*:Seeds/DeviceEngineOrdersTest.*:Updates/DeviceEngineFailuresTest.*:CpuUpdatesTest.*"
+NCCL = "NcclTest.*"
 LACKS_MEMORY = 3  # the exit status of Sluice's programs where a budget is too small
 
 
@@ -98,6 +99,19 @@ def test_part(name, limit_s, tests, title):
     words = f"--gtest_filter={tests}"
     return Part(name, limit_s, f"SLUICE_CUDA_DRIVER=libcuda.so.1 build/bin/cuda_test '{words}'", {name: title},
                 lambda is_fake, limit_s: [program("cuda_test"), words], lambda done: read_tests(name, done))
+
+
+def nccl_library():
+    """Returns the file of the NCCL that PyTorch's packages bring; where there is none, the name by which the system's is found."""
+    found = [path for folder in sys.path for path in sorted(pathlib.Path(folder).glob("nvidia/*/lib/libnccl.so.2"))]
+    return os.environ.get("SLUICE_NCCL") or str(found[0] if found else "libnccl.so.2")
+
+
+def nccl_part(name, limit_s, title):
+    tests = test_part(name, limit_s, NCCL, title)
+    return dataclasses.replace(
+        tests, shown=f"SLUICE_NCCL=libnccl.so.2 {tests.shown}",
+        command=lambda is_fake, limit_s: [*([] if is_fake else ["env", f"SLUICE_NCCL={nccl_library()}"]), *tests.command(is_fake, limit_s)])
 
 
 # ---- what NVIDIA's tool finds ----
@@ -329,12 +343,13 @@ PARTS = [
     Part("link", 15, "build/bin/sluice bench link --seconds 8", LINK,
          lambda is_fake, limit_s: [program("sluice"), "bench", "link", "--json"] +
          (["--size", "32MiB", "--seconds", "0.1"] if is_fake else ["--seconds", "8"]), read_link),
-    test_part("conformance", 15, f"*-{KERNELS}:{TWINS}", "the driver does what the fake driver of the tests does"),
+    test_part("conformance", 15, f"*-{KERNELS}:{TWINS}:{NCCL}", "the driver does what the fake driver of the tests does"),
     test_part("kernels", 8, KERNELS, "updates and sums of squares have the bits of the CPU's"),
     Part("speed", 10, "build/bin/gpu_kernels_bench", SPEED,
          lambda is_fake, limit_s: [program("gpu_kernels_bench"), "--json"] +
          (["--elements", "5000", "--device-memory", "16MiB"] if is_fake else []), read_speed),
     test_part("twins", 20, TWINS, "an engine on the GPU has the bits of one on the CPU, wherever its parts are"),
+    nccl_part("nccl", 8, "one rank is joined by NCCL, and receives what it sends itself"),
     Part("step", 25, "build/bin/gpu_step_bench --model llama-3b --device-memory 16GiB --memory 96GiB",
          {"step": "a step of 3.0G parameters that only moves and updates, beside the larger of what its bytes and its updates take"},
          lambda is_fake, limit_s: [program("gpu_step_bench"), "--json"] +

@@ -213,8 +213,8 @@ class Options:
     device: the index of the GPU among those that the process may use.
     updates: the processor of updates where a GPU computes, "gpu" or "cpu"; None: the plan chooses for each unit, and says why. Bits
         are the same.
-    links: how ranks on GPUs of one host exchange data: "gpus", which read each other's memory, or "host", through host memory; None: the
-        plan chooses from measured rates. Bits are the same.
+    links: how ranks on GPUs exchange data: "gpus" of one host read each other's memory, "nccl" sends, or "host" memory is between them;
+        None: measured rates decide. Bits are the same.
     device_facts: facts about the GPU. None: an engine measures them (DeviceEngine.facts()), and plan() assumes them.
     team: the address of libgomp's GOMP_parallel, or of a function like it, for the engine's loops, where the caller's
         own loops use it; None: the engine has threads of its own. See sluice.torch.team().

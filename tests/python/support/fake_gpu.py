@@ -143,9 +143,11 @@ def capturing():
 
 
 @contextlib.contextmanager
-def shared(**options):
-    """A fake GPU inside of the `with`, which is used as it may be, and on which nothing is left. options: of share_memory()."""
+def shared(has_nccl=False, **options):
+    """A fake GPU inside of the `with`, which is used as it may be, and on which nothing is left. has_nccl: its driver is NCCL, too.
+    options: of share_memory()."""
     share_memory(**options)
+    os.environ["SLUICE_NCCL"] = str(DRIVER) if has_nccl else "/nowhere/libnccl.so.2"
     try:
         yield
         gc.collect()
@@ -154,3 +156,4 @@ def shared(**options):
         assert alive() == []
     finally:
         os.environ.pop("SLUICE_CUDA_DRIVER", None)
+        os.environ.pop("SLUICE_NCCL", None)

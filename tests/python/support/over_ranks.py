@@ -97,8 +97,8 @@ def _result(model, losses, norms, save=None, scaler=None):
     return {"losses": losses, "norms": norms, "digest": _digest(model), "scale": scale}
 
 
-def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", dtype=None, compiled=False, **options):
-    """links: "gloo", so that no memory is shared; "hosts", so that every two ranks share a host. seed_of_rank: each rank makes other first values, of which rank 0's count.
+def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", dtype=None, compiled=False, gpu_links=None, **options):
+    """links: "gloo", so that no memory is shared; "hosts", so that every two ranks share a host. gpu_links: what joins their GPUs. seed_of_rank: each rank makes other first values, of which rank 0's count.
     update: the optimizer's class. dtype: of the parameters. compiled: whether the blocks of a Llama are. facts: whether rates of GPUs are stated with which they
     pass on shards at stage 3."""
     torch.manual_seed(3 + (RANK if seed_of_rank else 0))
@@ -112,6 +112,8 @@ def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", dtype=
             model.model.layers[i] = torch.compile(block, backend="aot_eager")
     if options.pop("facts", False):
         options["device_facts"] = sluice.DeviceFacts(2e10, 2e10, 3e10, 1e10, 1e10, base=0, between_gpus=1e11)
+    if gpu_links is not None:
+        options["links"] = gpu_links
     opened, place_of_process = _together._opened, _together.place_of_process
     if links == "gloo":
         _together._opened = lambda group: None
@@ -320,9 +322,10 @@ def from_meta(name="normed", **options):
     return made
 
 
-def on_gpus(called, seed=0, schedule="random", has_peers=True, **given):
-    """Calls a function of this module, whose models are on a fake GPU for each rank. has_peers: these read each other's memory."""
-    with fake_gpu.shared(seed=seed, schedule=schedule, devices=SIZE, has_peers=has_peers):
+def on_gpus(called, seed=0, schedule="random", has_peers=True, has_nccl=False, **given):
+    """Calls a function of this module, whose models are on a fake GPU for each rank. has_peers: these read each other's memory. has_nccl:
+    there is NCCL, a fake, too."""
+    with fake_gpu.shared(seed=seed, schedule=schedule, devices=SIZE, has_peers=has_peers, has_nccl=has_nccl):
         return globals()[called](**ON_GPU | given)
 
 

@@ -122,6 +122,14 @@ def test_they_do_on_several_hosts(pools):
     assert pools[4].call("on_gpus", called="train", stage=STAGES[-1], place="memory", **settings) == expected
 
 
+@pytest.mark.parametrize("stage, place", [(0, "device"), (1, "memory"), (3, "memory"), pytest.param(1, "device", marks=LONG)])
+def test_they_do_on_several_hosts_that_nccl_joins(pools, stage, place):
+    settings = {"name": "wide", "accumulate": 4, "clip": 0.5, "steps": 2, "links": "hosts"}
+    expected = alike(pools[4].call("train", **settings))
+    given = {"stage": stage, "place": place, "has_nccl": True, "gpu_links": "nccl"}
+    assert pools[4].call("on_gpus", called="train", seed=stage, **given, **settings) == expected
+
+
 def test_gpus_of_one_host_copy_shards_from_where_they_are(pools):
     """No message carries them, but on several hosts."""
     for came, parameters in pools[2].call("on_gpus", called="received"):
@@ -135,6 +143,16 @@ def test_gpus_of_one_host_copy_shards_from_where_they_are(pools):
 ])  # fmt: skip
 def test_gpus_that_read_each_others_memory_join_ranks_unless_the_host_is_to(pool, has_peers, asked, links):
     assert pool.call("on_gpus", called="joined", has_peers=has_peers, of_ranks=asked) == 2 * [[links, links == "gpus"]]
+
+
+@pytest.mark.parametrize("has_peers, asked, links", [(True, [None, None], "gpus"), (True, ["nccl", "nccl"], "nccl"), (False, ["nccl", None], "nccl")])
+def test_nccl_joins_ranks_that_ask_for_it(pool, has_peers, asked, links):
+    assert pool.call("on_gpus", called="joined", has_peers=has_peers, has_nccl=True, of_ranks=asked) == 2 * [[links, True]]
+
+
+def test_the_faster_of_nccl_and_what_else_joins_ranks_is_used(pool):
+    first, second = pool.call("on_gpus", called="joined", has_peers=False, has_nccl=True, of_ranks=[None, None])
+    assert first == second and first in (["nccl", True], ["host", False])
 
 
 def test_gpus_of_which_some_pairs_alone_read_each_others_memory_leave_it_to_the_host(pools):
@@ -154,10 +172,12 @@ def test_a_gpu_with_too_little_memory_for_what_others_read_leaves_it_to_the_host
 @pytest.mark.parametrize("has_peers, asked, says", [
     (False, ["gpus", None], ".*GPUs do not read each other's memory: rank [01]: .*PEER_ACCESS_UNSUPPORTED"),
     (True, ["gpus", "host"], ".*GPUs do not read each other's memory: rank 1: options.links is 'host'"),
+    (False, ["nccl", None], ".*GPUs do not exchange by NCCL: rank 0: NCCL cannot be loaded: /nowhere"),
+    (False, ["nccl", "host"], ".*GPUs do not exchange by NCCL: rank 1: options.links is 'host'"),
 ])  # fmt: skip
 def test_links_that_are_not_there_are_refused_on_all_ranks(pool, has_peers, asked, says):
     first, second = pool.call("on_gpus", called="joined", has_peers=has_peers, of_ranks=asked)
-    assert re.match("SystemIOError: options.links is 'gpus'" + says, first), first
+    assert re.match(f"SystemIOError: options.links is '{asked[0]}'" + says, first), first
     assert re.match("StateError: .*rank 0|SystemIOError: rank 0" + says, second), second
 
 

@@ -102,8 +102,8 @@ def wrap(
         or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1").
     updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
         and says why. Bits are the same.
-    links: what joins ranks on GPUs of one host: "gpus", which read each other's memory, or "host", through whose memory they pass what
-        they sum; None: the plan chooses, by what was measured (NVLink; PCIe, where the system allows it). Bits are the same.
+    links: what joins ranks on GPUs: "gpus" of one host, which read each other's memory (NVLink; PCIe, where the system allows it), "nccl",
+        or "host", through whose memory they pass what they sum; None: what was measured decides. Bits are the same.
     device_facts: what is known of the GPU's rates and of CUDA's own memory (sluice.DeviceFacts); None: wrap() measures it, in half a
         second.
     silence, patience: after so many seconds without a sign of life a rank has failed; after so many it has failed that lives,
