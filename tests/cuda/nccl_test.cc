@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <future>
 
 #include "comm/worlds.h"
 #include "cuda/gpu.h"
@@ -160,12 +161,17 @@ TEST_F(NcclTest, AllRanksHearWhyOneCannotJoin) {
 TEST_F(NcclTest, AFailureOfTheRunEndsWhatGpusWaitFor) {
   SLUICE_NEEDS_THE_FAKE();
   begin(2, Schedule::kLate);
-  run(2, [](const Joined& joined) {
+  std::promise<void> waits;
+  run(2, [&](const Joined& joined) {
     Mailbox mailbox(joined);
     mailbox.exchange(0);
-    if (joined.communicator.rank() == 1) return joined.communicator.fail("the disk is full");
+    if (joined.communicator.rank() == 1) {
+      waits.get_future().wait();
+      return joined.communicator.fail("the disk is full");
+    }
     const Nccl::Message message{1, mailbox.device(0), 1000};
     joined.nccl->exchange(mailbox.stream(), {}, {&message, 1});
+    waits.set_value();
     joined.device.synchronize(mailbox.stream());
     expect_error(ErrorCode::kIo, {"the disk is full"}, [&] { joined.nccl->check(); });
     expect_error(ErrorCode::kIo, {"the disk is full"}, [&] {

@@ -87,7 +87,7 @@ TEST_F(DeviceInputTest, OptionsThatDoNotGoTogether) {
        [](Options& o) { o.device = 1, o.device_memory = 0; }},
       {{"serve_touches", "cannot be served", "acquire"}, [](Options& o) { o.serve_touches = 1; }},
       {{"reproducible"}, [](Options& o) { o.reproducible = o.micro_batches = 1; }},
-      {{"options.links is 'nvlink'", "'gpus' or 'host'"}, [](Options& o) { o.links = "nvlink"; }},
+      {{"options.links is 'nvlink'", "'gpus', 'nccl' or 'host'"}, [](Options& o) { o.links = "nvlink"; }},
       {{"options.links is 'gpus'", "device_memory is 0"},
        [](Options& o) { o.links = "gpus", o.device_memory = 0; }},
       {{"'elsewhere'", "device"}, [](Options& o) { o.place_state = "elsewhere"; }},

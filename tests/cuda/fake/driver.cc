@@ -248,9 +248,10 @@ bool FakeDriver::reaches(CUdevice device, CUdeviceptr imported) const {
   return settings_.has_peers && device / settings_.peers == memory_->device_at(imported) / settings_.peers;
 }
 
+// It never ends, since a thread of its own uses it (nccl.cc).
 FakeDriver& fake() {
-  static FakeDriver driver;
-  return driver;
+  static FakeDriver* const driver = new FakeDriver();
+  return *driver;
 }
 
 }  // namespace sluice::fake_cuda

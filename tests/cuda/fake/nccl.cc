@@ -196,8 +196,8 @@ namespace {
 
 // Work of NCCL that is queued keeps its communicator, which the caller may have aborted.
 std::map<ncclComm*, std::shared_ptr<ncclComm>>& communicators() {
-  static std::map<ncclComm*, std::shared_ptr<ncclComm>> all;
-  return all;
+  static auto* const all = new std::map<ncclComm*, std::shared_ptr<ncclComm>>();
+  return *all;
 }
 std::shared_ptr<ncclComm> find(ncclComm* communicator) {
   const auto found = communicators().find(communicator);
