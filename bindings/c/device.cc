@@ -110,7 +110,7 @@ void join_gpus(const sluice_engine_options& options, For purpose, engine::Betwee
   ranks.gpus_meet =
       may_meet && (purpose == For::kEngine ? found.bytes_a_second > 0 : between > 0 && asked != Links::kHost);
   between = !ranks.gpus_meet ? 0 : between > 0 ? between : found.bytes_a_second;
-  made.request.chooses_links = asked == Links::kAny && !ranks.by_nccl;
+  made.request.chooses_links = asked == Links::kAny;
   made.nccl = std::move(found.nccl);
   made.context += found.nccl_bytes;
 }

@@ -136,6 +136,7 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
                      planned->plan = engine::make_plan(planned->profile, *planned->optimizer, planned->budget,
                                                        planned->request, planned->rates);
                  }));
+  if (!planned->plan.ranks.by_nccl) planned->nccl.reset();  // its memory still counts as taken
   compare(communicator, "when gradients are summed", record_of(planned->plan));
   std::unique_ptr<sluice_engine> made;
   throw_together(communicator, "the engines",

@@ -279,7 +279,7 @@ Plan make_device_plan(const PlanInputs& in) {
   PlanRequest asked = on_device(in.profile, in.request);
   std::optional<Plan> best = find_for(in, asked);
   if (may_join_by_host(asked)) {
-    asked.ranks.gpus_meet = false;
+    asked.ranks.gpus_meet = asked.ranks.by_nccl = false;
     std::optional<Plan> in_host = find_for(in, asked);
     if (best && !in_host) best->needs_gpus_to_meet = true;
     if (in_host && (!best || is_joined_better(*in_host, *best))) best = std::move(in_host);

@@ -83,6 +83,7 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
   }
   request.chooses_links = false;
   request.ranks.gpus_meet = all_meet || asks;
+  request.ranks.by_nccl = request.ranks.by_nccl && request.ranks.gpus_meet;
   request.stages = stages;
   if (shards != ShardPlace::kGpu) request.shards = shards;
   const bool moves = shards != plan.shard_place() || request.ranks.gpus_meet != plan.ranks.gpus_meet;

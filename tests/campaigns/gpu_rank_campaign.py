@@ -35,15 +35,18 @@ class GpuRankCampaign(Campaign):
     def options(self):
         """The options of a run, drawn anew."""
         gpu = {"schedule": self.random.choice(["early", "late", "random"]), "seed": self.random.randrange(1000)}
-        gpu["has_peers"] = self.random.random() < 0.5
+        joined_by = self.random.choice(["peers", "nccl", "host"])
+        gpu |= {"has_peers": joined_by == "peers", "has_nccl": joined_by == "nccl"}
         chosen = {name: self.random.choice(values) for name, values in SETTINGS.items()}
         if chosen["stage"] == 3 and chosen["place"] == SETTINGS["place"][-1]:
             chosen["place"] = "memory"
         on_cpu = self.random.randrange(4) == 0
         if on_cpu and chosen["place"] not in SETTINGS["place"][:2]:
             chosen["place"] = "memory"
-        updates = None if on_cpu else self.random.choice([None, "cpu"])  # with which shards are in host memory
-        return {"gpu": None if on_cpu else gpu, "updates": updates} | chosen
+        updates = self.random.choice([None, "cpu"])  # with which shards are in host memory
+        if on_cpu:
+            return {"gpu": None, "updates": None} | chosen
+        return {"gpu": gpu, "updates": updates} | chosen | ({"gpu_links": "nccl"} if joined_by == "nccl" else {})
 
     def start(self, name, options):
         """Starts the processes of all ranks."""

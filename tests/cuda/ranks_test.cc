@@ -37,7 +37,7 @@ TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
     setup.clip = (stage + first) % 2 == 0;
     setup.device = 0;
     setup.places = {};
-    setup.ranks.gpus_meet = false;
+    setup.ranks.gpus_meet = setup.ranks.by_nccl = false;
     const Outcomes expected = train_on_cpus(setup, ranks);
     setup.device = 192 * kMiB;
     for (const auto updates : {kDevice, kHost}) {
@@ -47,11 +47,13 @@ TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
       setup.places = {tiers[seed % 3], tiers[seed / 2 % 3],
                       updates == kDevice ? tiers[(seed + 1) % 3] : tiers[1 + seed % 2]};
       setup.ranks.gpus_meet = seed % 2 == 1 || (stage == 3 && updates == kDevice);
+      setup.ranks.by_nccl = seed % 4 == 1 && !(stage == 3 && updates == kDevice);
       SCOPED_TRACE(fmt::format(
           "stage {}, {}, updates by the {}, {} {} {}", setup.stage, setup.clip ? "clipped" : "at once",
           name_of(updates), name_of(*setup.places[0]), name_of(*setup.places[1]), name_of(*setup.places[2])));
       begin_devices(ranks, static_cast<Schedule>(seed % 3), seed);
-      world_ = seed % 4 == 0 && !setup.ranks.gpus_meet ? comm::World::kMixedHosts : comm::World::kThreads;
+      world_ = setup.ranks.by_nccl || (seed % 4 == 0 && !setup.ranks.gpus_meet) ? comm::World::kMixedHosts
+                                                                                : comm::World::kThreads;
       expect_twins(setup, expected);
       if (HasFailure()) return;
     }

@@ -166,6 +166,8 @@ def test_what_ranks_find_of_each_others_memory_is_measured_where_it_is_not_state
 
 def test_a_gpu_with_too_little_memory_for_what_others_read_leaves_it_to_the_host(pool):
     assert pool.call("on_gpus", called="links_of", device_memory="320MiB", reserve="32MiB") == 2 * ["host"]
+    by_nccl = {"has_peers": False, "has_nccl": True}
+    assert pool.call("on_gpus", called="links_of", device_memory="320MiB", reserve="32MiB", **by_nccl) == 2 * ["host"]
     assert pool.call("on_gpus", called="links_of", device_memory="640MiB", reserve="32MiB") == 2 * ["gpus"]
 
 
