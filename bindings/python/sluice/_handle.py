@@ -7,6 +7,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from . import _abi
@@ -14,10 +15,32 @@ from ._library import library
 from .errors import Error, StateError, error_of
 
 
+# Functions in which a rank waits for the others.
+_WAIT_FOR_RANKS = frozenset((
+    "sluice_engine_create", "sluice_engine_step", "sluice_engine_save_with_files", "sluice_message_wait", "sluice_ranks_exchange",
+    "sluice_ranks_broadcast", "sluice_ranks_barrier",
+))  # fmt: skip
+
+
+class _OfThread(threading.local):
+    """What a thread has for itself."""
+
+    waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    """Makes the `with` in which it waits for other ranks, or for its GPU: those may be threads of this process, one of which computes at a
+    time."""
+
+
+of_thread = _OfThread()
+
+
 def call(function: str, *arguments: Any) -> None:
     """Calls a function of the library that returns a status; raises the status's exception."""
     loaded = library()
-    status = getattr(loaded, function)(*arguments)
+    if function in _WAIT_FOR_RANKS:
+        with of_thread.waiting():
+            status = getattr(loaded, function)(*arguments)
+    else:
+        status = getattr(loaded, function)(*arguments)
     if status != _abi.OK:
         raise error_of(status, loaded.sluice_last_error().decode("utf-8", "replace"))
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
+from .._handle import of_thread
 from ..errors import Error, InvalidArgumentError
 from ..ranks import Message, Ranks
 from ._gpu import CPU
@@ -50,7 +51,10 @@ class Kind(NamedTuple):
     def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of this shape and type, in the host's memory, whose elements lie as this one's."""
         there = not self.on_gpu and tensor.stride() == self.strides and _is_dense(tensor)
-        return tensor if there else self.empty().copy_(tensor)  # which waits for a GPU
+        if there:
+            return tensor
+        with of_thread.waiting():  # for a GPU
+            return self.empty().copy_(tensor)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

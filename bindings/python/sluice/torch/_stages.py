@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, Optional
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .._handle import text_of
+from .._handle import of_thread, text_of
 from .._make import text
 from ..errors import InvalidArgumentError
 from ..ranks import Ranks
@@ -534,7 +534,9 @@ class Fetching(Lookups):
         """The embedding's output for the tokens of the micro-batch."""
         if not has_memory(ids):
             return self._fill(ids)
-        if not self.ids or self.item in self._came or not torch.equal(ids, self.ids[self.item]):
+        with of_thread.waiting():  # for a GPU
+            is_due = len(self.ids) > 0 and self.item not in self._came and torch.equal(ids, self.ids[self.item])
+        if not is_due:
             _refuse_embedding(f"is called with other values than the batch's {IDS}, or more than once")
         came = self._came[self.item] = {}
         return self.border.value(self.item, came.__setitem__)
