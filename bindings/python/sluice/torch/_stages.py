@@ -74,6 +74,7 @@ class Cut:
         self.parameters = [_tensors(model, names) for names in self.names]
         self._check()
         self._hooks: list[Any] = []
+        self._hooks_of_table: dict[str, Any] = {}  # which the first stage calls
         self.passage = Passage(model, [Chunk(*self.ranges[number], number > 0, number < self.last) for number in self.own])
 
     def _names_of(self, number: int) -> list[str]:
@@ -166,7 +167,7 @@ class Cut:
                     self._replace(number, name, unset, kept)
         self.parameters = []  # which would keep those of other stages
         if self.tied is not None and self.stage + 1 == self.count:
-            _without_hooks(self.model.get_submodule(self.tied))  # the first stage has the embedding's output
+            self._hooks_of_table = _without_hooks(self.model.get_submodule(self.tied))
             filler = _filler(self.blocks.before[self.tied])
             self.lookups = Table(self.model, self.tied, self.blocks.after, self.lags, self.chunks - 1, filler)
         if self.blocks.of_transformers:
@@ -225,6 +226,7 @@ class Cut:
         self.lookups.close()
         for hook in self._hooks:
             hook.remove()
+        vars(self.model.get_submodule(self.tied or "")).update(self._hooks_of_table)
 
     def _gap(self, name: str, module: torch.nn.Module) -> _Elsewhere:
         """What passes values on in a module's place."""
