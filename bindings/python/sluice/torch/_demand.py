@@ -71,6 +71,7 @@ class Demand:
         self._grown: int | None = None  # the bytes of other use that the process took from wrapping to the first call
         self.inside = False  # whether a call from outside has not ended
         self._estimating: int | None = None  # the thread that estimates a call now
+        self._called_in: int | None = None  # the thread of the last call
         if presence.engine.gpu is not None:
             on_failures.add(self)
 
@@ -83,6 +84,8 @@ class Demand:
         """Comes before a module is called. Returns the bytes that the call keeps for backward, for end(), or None where it is not
         planned for. Raises BudgetError, with nothing changed, where the call would pass the stated memory,
         InvalidArgumentError where it cannot be estimated, and what the model itself raises."""
+        if not in_pass():
+            self._called_in = threading.get_ident()
         if self.stated or self.inside or _is_no_call():
             return None
         train = torch.is_grad_enabled() and self._presence.trainable
@@ -178,8 +181,9 @@ class Demand:
     # ---- where PyTorch has no room on a GPU ----
 
     def tell_of_pass(self, error: BaseException) -> None:
-        """Raises the error for one of PyTorch's in a backward pass, unless none of this model's may come."""
-        if not self._presence.engine.closed and self._presence.engine.in_step:
+        """Raises the error for one of PyTorch's in a backward pass of this thread, unless none of this model's may come."""
+        is_called_here = self._called_in == threading.get_ident()  # and not another stage of a pipeline
+        if is_called_here and not self._presence.engine.closed and self._presence.engine.in_step:
             self.tell(error)
 
     def tell(self, error: BaseException, call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None) -> None:
