@@ -93,10 +93,10 @@ def in_gpu(presence: Presence, home: Home, access: int) -> torch.Tensor:
 def install(model: torch.nn.Module, presence: Presence) -> None:
     """Lets save_pretrained() of a model and its modules write by save_file(), and on a GPU state_dict() give copies of parameters, and
     load_state_dict() write them."""
-    # On a GPU parameters are there in calls of the model alone.
-    names = ("save_pretrained",) if presence.engine.gpu is None else ("save_pretrained", "state_dict", "load_state_dict")
     for module in model.modules():
-        for name in names:
+        # On a GPU parameters are there in calls of the model alone. (What has none several stages of a pipeline may have.)
+        has_absent = presence.engine.gpu is not None and next(module.parameters(), None) is not None
+        for name in ("save_pretrained", "state_dict", "load_state_dict") if has_absent else ("save_pretrained",):
             if callable(getattr(type(module), name, None)) and name not in module.__dict__:
                 override(module, name, functools.partial(_with_parameters, module, presence, name))
 

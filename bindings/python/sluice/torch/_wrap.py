@@ -3,6 +3,7 @@ model."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -24,6 +25,7 @@ from ._moving import check_rules, give_first_values
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._measures import Ready
+from ._presence import Presence
 from ._safetensors import InFiles, tensors_of_model
 from ._session import Session
 from ._modes import outside_of_graphs
@@ -210,7 +212,9 @@ def session_of(model: torch.nn.Module, inside: bool = False) -> Session:
     sessions: Iterator[Session] = (p._sluice for p in model.parameters() if hasattr(p, "_sluice"))
     found = next((session for session in sessions if inside or session.model() is model), None)
     if found is None:
-        raise StateError(f"the model ({type(model).__name__}) is not wrapped; see sluice.torch.wrap()")
+        parts = any(hasattr(p, "_sluice") for p in model.parameters())
+        remedy = "parts of it are: of a Pipeline with devices, give one of its `modules`" if parts else "see sluice.torch.wrap()"
+        raise StateError(f"the model ({type(model).__name__}) is not wrapped; {remedy}")
     return found
 
 
@@ -238,8 +242,17 @@ def full_parameters(module: torch.nn.Module, *, writeback: bool = True) -> Abstr
 
     writeback: False: nothing is written.
     """
-    presence = session_of(module, inside=True).presence
-    return full(presence, [presence.by_id[id(p)] for p in module.parameters() if id(p) in presence.by_id], writeback)
+    session_of(module, inside=True)
+    sessions = {p._sluice: None for p in module.parameters() if hasattr(p, "_sluice")}  # several of a Pipeline whose stages are here
+    return _full_of([session.presence for session in sessions], list(map(id, module.parameters())), writeback)
+
+
+@contextlib.contextmanager
+def _full_of(presences: Sequence[Presence], ids: Sequence[int], writeback: bool) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for presence in presences:
+            stack.enter_context(full(presence, [presence.by_id[key] for key in ids if key in presence.by_id], writeback))
+        yield
 
 
 # ---- models of transformers, streamed from a folder ----
