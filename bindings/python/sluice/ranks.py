@@ -19,6 +19,7 @@ from ._library import library
 from .errors import CorruptError, Error, InvalidArgumentError, StateError
 
 T = TypeVar("T")
+R = TypeVar("R", bound="Ranks")
 
 MOST_LOCAL = 64
 """The most ranks that share memory."""
@@ -137,6 +138,8 @@ class Ranks:
     Where an exception ends this process's Python, the others are told. A process must not fork afterwards. May be used from any
     thread."""
 
+    tells_of_exceptions = True  # whether an exception that ends this process's Python ends the work of the others
+
     def __init__(self, address: int, keeps: Any = None, of: Optional[Ranks] = None) -> None:
         """Use local(), linked() or along()."""
         self._handle = _RanksHandle(address, keeps, (lambda: None) if of is None else of.lend())
@@ -144,11 +147,11 @@ class Ranks:
         self._of = of
         self.rank = int(self._ask("sluice_ranks_rank"))
         self.size = int(self._ask("sluice_ranks_size"))
-        if of is None:
+        if of is None and self.tells_of_exceptions:
             _tell_of_exceptions(self)
 
-    @staticmethod
-    def local(descriptor: int, rank: int, *, silence: float = 30.0, patience: float = 600.0) -> Ranks:
+    @classmethod
+    def local(cls: type[R], descriptor: int, rank: int, *, silence: float = 30.0, patience: float = 600.0) -> R:
         """Joins the ranks of this machine by a descriptor of shared_memory(), which may be closed afterwards.
 
         silence: after so many seconds without a heartbeat a rank counts as failed.
@@ -157,7 +160,7 @@ class Ranks:
         address = ctypes.c_void_p()
         options = _options(silence, patience)
         call("sluice_ranks_create_local", descriptor, rank, ctypes.byref(options), ctypes.byref(address))
-        return Ranks(address.value or 0)
+        return cls(address.value or 0)
 
     @staticmethod
     def linked(links: Links, what: str, *, host: str = "", silence: float = 30.0, patience: float = 600.0) -> Ranks:

@@ -285,9 +285,9 @@ def whole(
     return found
 
 
-def planned(pipe):
+def planned(module):
     """The number of a stage's GPU (None: the CPU), ZeRO's stage, and the tiers of parameters, gradients and state."""
-    engine = sluice.torch.engine_of(pipe.module)
+    engine = sluice.torch.engine_of(module)
     plan = engine.plan()
     tiers = {unit[part] for unit in plan["units"] for part in ("parameters", "gradient", "state")}
     return [None if engine.gpu is None else engine.gpu.index, plan["stage"], *sorted(tiers)]
@@ -334,8 +334,8 @@ def piped(
     if save is not None:
         pipe.save(save)
     found = {"losses": losses, "norms": norms, "values": digests(pipe), "place": [pipe.data_rank, pipe.stage]}
-    found["shards"] = sum("shard" in unit for unit in sluice.torch.engine_of(pipe.module).plan()["units"])
-    found["plan"] = planned(pipe)
+    found["shards"] = sum("shard" in unit for module in pipe.modules for unit in sluice.torch.engine_of(module).plan()["units"])
+    found["plan"], *found["plans_of_others"] = map(planned, pipe.modules)
     pipe.close()
     return found
 

@@ -16,10 +16,10 @@ check_version(torch, __name__)  # before the modules below, whose import an olde
 from ._estimate import Estimate, estimate
 from ._gradients import Gradient
 from ._optimizer import Optimizer
-from ._pipeline import Pipeline
 from ._prepare import sgemm, team
 from ._reproducible import MicroBatches
 from ._safetensors import save_file
+from ._stage_threads import Pipeline
 from ._wrap import close, engine_of, from_pretrained, full_parameters, plan, wrap
 
 __all__ = [

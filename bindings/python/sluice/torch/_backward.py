@@ -69,6 +69,8 @@ class Users:
         self._began: Callable[[], Callable[[], None] | None] = lambda: None
         self._ended: Callable[[], Callable[[], None] | None] = lambda: None
         self._counted = False
+        self.check: Callable[[], None] = lambda: None
+        """Comes before each use, which it may refuse."""
         torch.autograd._engine_run_backward = _run_counted  # type: ignore[attr-defined]
 
     def watch(self, began: Callable[[], None], ended: Callable[[], None], counted: bool) -> None:
@@ -78,6 +80,7 @@ class Users:
         self._began, self._ended, self._counted = weakref.WeakMethod(began), weakref.WeakMethod(ended), counted
 
     def __enter__(self) -> None:
+        self.check()
         me = threading.get_ident()
         with self._lock:
             if not in_pass() and (self._passes or self._thread not in (None, me)):  # what a pass calls is the pass's

@@ -217,7 +217,7 @@ def _index(several: bool, shared: bool) -> int:
     rank = os.environ.get("LOCAL_RANK", "")
     if not several or chosen or not rank.isdecimal():
         return chosen
-    count = Driver().count() if shared else torch.cuda.device_count()
+    count = gpus_seen()
     if count == 1:  # others see others
         return 0
     if int(rank) >= count:
@@ -227,6 +227,11 @@ def _index(several: bool, shared: bool) -> int:
             "which GPU a rank has (device='cuda:0')"
         )
     return int(rank)
+
+
+def gpus_seen() -> int:
+    """How many GPUs this process sees."""
+    return Driver().count() if _is_shared() else torch.cuda.device_count()
 
 
 class Driver:

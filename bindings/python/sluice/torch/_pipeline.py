@@ -36,7 +36,7 @@ from ._stages import IDS, Blocks, Cut, Lookups, Table, blocks_of, model_of
 from ._together import Which, together
 from ._units import bytes_in_memory
 from ._weights import stored_of
-from ._wrap import check_known, checked, close, engine_of, move_in, session_of
+from ._wrap import checked, close, engine_of, move_in, session_of
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -51,34 +51,8 @@ _REFUSED = {
 }
 
 
-class Pipeline:
-    """A model that is cut by its layers over ranks: each trains a stage, and wraps that part alone.
-
-        pipe = sluice.torch.Pipeline(model, sluice.AdamW(lr=1e-4), memory="8GiB", micro_batches=8, mesh="data=2,pipeline=4")
-        loss = pipe.train_step((inputs, targets), loss_fn)
-
-    model: a torch.nn.Sequential, a list of layers whose calls follow one another, or a causal model of transformers, which is
-        cut between its blocks. All ranks give the same one, with the same values, or on the meta device. Afterwards the model on a rank
-        has the layers of its stage alone, under their names in the whole.
-    optimizer: as for wrap(). `pipe.optimizer` is the torch.optim.Optimizer of this stage's parameters, for LR schedulers.
-    micro_batches: into how many parts of one size a batch is cut, along its first dimension.
-    mesh: the axes of all ranks: the model is cut along "pipeline", and ranks that differ along "data" have the same stage and other
-        batches. Ranks that follow each other differ in the last axis. None: all ranks are stages, rank r stage r.
-    pipeline: "1f1b" (a stage goes back as soon as it can, and holds few micro-batches) or "gpipe" (all forward passes come first).
-    chunks: how many chunks of consecutive layers or blocks each stage has. With more than one the stages are interleaved: a micro-batch
-        passes through all of them so many times, stages wait less for each other, and hold more micro-batches.
-    stages: the layers or blocks of each stage, as "0-7,8-11", and with chunks=2 those of the first chunks of all stages, then of the
-        second ones: "0-1,2-3,4-7,8-11". None: so that none has many more parameters than the others.
-    ranks, silence, patience, and options: as of wrap(); `memory` and so on are those of each rank, and `stage` is what the ranks of a
-        pipeline stage partition (ZeRO). With `device` and `device_memory` each stage computes on a GPU, as ranks that wrap() a model do:
-        "cuda" is that of LOCAL_RANK. `reserve` is then what PyTorch takes there for all micro-batches that a stage holds at once.
-
-    All ranks call all functions, in the same order. The bits are those of as many ranks as there are along "data", of which each wraps the
-    whole model and adds up the gradients of the same micro-batches' losses, each divided by their number, in their order; random numbers of
-    dropout are each rank's own. A rank that fails ends the work of all, with an error that names it. docs/guide/pipelines.md says more.
-
-    stage, stages, data_rank, data_ranks: this rank's place along "pipeline" and along "data", and how many there are.
-    """
+class Stage:
+    """What a rank has of a Pipeline, whose arguments, functions and attributes these are: it trains a stage, and wraps that part alone."""
 
     def __init__(
         self,
@@ -87,14 +61,14 @@ class Pipeline:
         *,
         memory: Size,
         micro_batches: int,
-        pipeline: str = "1f1b",
-        chunks: int = 1,
-        stages: Optional[str] = None,
-        mesh: Optional[str] = None,
-        weights: Optional[Path] = None,
-        ranks: Which = None,
-        silence: float = 30.0,
-        patience: float = 600.0,
+        pipeline: str,
+        chunks: int,
+        stages: Optional[str],
+        mesh: Optional[str],
+        weights: Optional[Path],
+        ranks: Which,
+        silence: float,
+        patience: float,
         **options: Any,
     ) -> None:
         _check(optimizer, micro_batches, pipeline, chunks, mesh, options)
@@ -114,7 +88,7 @@ class Pipeline:
             def planned() -> tuple[Blocks, Optional[Cut], Prepared, Mapping[str, InFiles]]:
                 _check_chunks(chunks, self.stages)
                 blocks = blocks_of(model)
-                cut = None if along is None else Cut(model, blocks, along, pipeline, micro_batches, chunks, stages)
+                cut = None if along is None else self._cut_model(model, blocks, along, pipeline, micro_batches, chunks, stages)
                 prepared = prepare(model, optimizer, memory=memory, together=self._of_stage, cut=cut, **options)
                 return blocks, cut, prepared, {} if weights is None else stored_of(model, weights)
 
@@ -137,9 +111,35 @@ class Pipeline:
             of_module = vars(self.module)  # what wrapping has made there closing unmakes
             of_module["_call_impl"] = functools.partial(_of_pipeline_alone, of_module["_call_impl"])
             if "save_pretrained" in of_module:
-                of_module["save_pretrained"] = _refuse_to_save
+                of_module["save_pretrained"] = refuse_to_save
         self._in_flight_of: Any = None  # for which shapes and states it is known what calls keep
         self._kinds: dict[Any, list[Optional[list[Kind]]]] = {}  # of what passes each border, by shapes and stages' states
+
+    # ---- what is otherwise where stages are threads of one process ----
+
+    def _cut_model(self, *given: Any) -> Cut:
+        """The cut of a model. given: the arguments of Cut."""
+        return Cut(*given)
+
+    def _given_back(self, prepared: Prepared) -> int:
+        """The bytes of the model that this process gives back."""
+        return bytes_in_memory(prepared.groups)  # without what other stages had
+
+    def _agree(self) -> None:
+        """Comes when the model has moved in, which may still be undone."""
+
+    @property
+    def _places(self) -> Sequence[torch.device]:
+        """Where batches may be."""
+        return [CPU] if self._device == CPU else [CPU, self._device]
+
+    def _digest(self, batch: Any) -> bytes:
+        """What tells a batch from others."""
+        digest = hashlib.sha256()
+        mapped(batch, lambda t: digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data))
+        return digest.digest()
+
+    # ---- making it ----
 
     def _moved_in(
         self, model: torch.nn.Module, prepared: Prepared, stored: Mapping[str, InFiles], ready: Ready
@@ -147,11 +147,10 @@ class Pipeline:
         """Wraps this stage's part, and drops the rest."""
         if (cut := self._cut_of) is not None:
             cut.keep_own(stored)
-            given_back = bytes_in_memory(prepared.groups)  # without what other stages had
-            prepared = prepared._replace(options=dataclasses.replace(prepared.options, given_back=given_back))
+            prepared = prepared._replace(options=dataclasses.replace(prepared.options, given_back=self._given_back(prepared)))
             Keeper(prepared.memory, 0).give_back()
         with self._others.random_of_rank_0(prepared.gpu):
-            module, optimizer = move_in(model, prepared, stored, self._of_stage, ready)
+            module, optimizer = move_in(model, prepared, stored, self._of_stage, ready, self._agree)
         if cut is not None:
             cut.forget_others()
             if isinstance(cut.lookups, Table) and prepared.gpu is not None:
@@ -306,9 +305,10 @@ class Pipeline:
         return [part(number) for number in range(self.micro_batches)], repr(shapes)
 
     def _check_place(self, t: torch.Tensor) -> None:
-        if t.device not in (self._device, CPU):
-            others = "" if self._device == CPU else f", or on {self._device}, where this stage computes"
-            raise InvalidArgumentError(f"the batch has a tensor on {t.device}; give it on the CPU{others}")
+        if t.device not in self._places:
+            others = "".join(f", or on {place}" for place in self._places[1:])
+            there = f"{others}, where this stage computes" if others else ""
+            raise InvalidArgumentError(f"the batch has a tensor on {t.device}; give it on the CPU{there}")
 
     def _here(self, value: Any) -> Any:
         """A part of a batch, where this stage computes. (Copies from registered memory have ended when the step has.)"""
@@ -316,11 +316,9 @@ class Pipeline:
 
     def _check_alike(self, batch: Any) -> tuple[bytes, ...]:
         """Compares the batch, and whether it trains. Returns each rank's state, on which depends what passes between stages."""
-        digest = hashlib.sha256()
-        mapped(batch, lambda t: digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data))
         trained = [p.requires_grad for p in self.module.parameters()]
         state = [self.module.training, torch.is_grad_enabled(), autocast_types(), trained]
-        own = digest.digest() + hashlib.sha256(repr(state).encode()).digest()
+        own = self._digest(batch) + hashlib.sha256(repr(state).encode()).digest()
         told = self._told("the values of the batch", struct.pack("?", torch.is_grad_enabled()) + own)
         does = "trains" if torch.is_grad_enabled() else "evaluates"
         self._compare("the calls", [each[:1] for each in told], f"this rank {does}")
@@ -393,7 +391,7 @@ class _Step:
 
     def __init__(
         self,
-        pipe: Pipeline,
+        pipe: Stage,
         parts: Sequence[tuple[Any, Any]],
         loss_fn: Optional[Loss],
         kinds: Sequence[Optional[list[Kind]]],
@@ -529,10 +527,9 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, chunks: Any, mesh:
             raise InvalidArgumentError(f"{name} is given to a Pipeline: {why}; leave it out")
     if isinstance(device := options.get("device"), (list, tuple)):
         raise InvalidArgumentError(
-            f"device is {device!r:.80}; each stage is a process of its own, which has one GPU: give device='cuda', and start as many "
-            f"processes as there are stages (torchrun --nproc-per-node {len(device)})"
+            f"device is {device!r:.80}; a list is given as devices, where this process has all stages. Where each is a process of its own, give "
+            f"device='cuda', and start as many as there are stages (torchrun --nproc-per-node {len(device)})"
         )
-    check_known(Pipeline, options)
     for axis in ("tensor", "sequence"):
         if isinstance(mesh, str) and f"{axis}=" in mesh:
             raise InvalidArgumentError(
@@ -604,7 +601,7 @@ def _of_pipeline_alone(call: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     return call(*args, **kwargs)
 
 
-def _refuse_to_save(*_: Any, **__: Any) -> NoReturn:
+def refuse_to_save(*_: Any, **__: Any) -> NoReturn:
     raise StateError(
         "save_pretrained() is called of one stage's part of a model; save() of the Pipeline writes a checkpoint of all of it, which a model "
         "that is wrapped whole can load"

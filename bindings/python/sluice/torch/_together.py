@@ -26,8 +26,9 @@ from ._gpu import Driver, Gpu
 
 T = TypeVar("T")
 
-Which = Union["torch.distributed.ProcessGroup", bool, None]
-"""Which ranks wrap a model together: None: those that are found; False: this process alone; a process group: its ranks."""
+Which = Union["torch.distributed.ProcessGroup", "Together", bool, None]
+"""Which ranks wrap a model together: None: those that are found; False: this process alone; a process group: its ranks. Together: those that
+have met already."""
 
 _Store = Any  # torch.distributed.Store, of which PyTorch tells type checkers nothing
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -419,6 +420,8 @@ def _join(which: Which, silence: float, patience: float) -> Together:
     """Joins the ranks that there are: over memory that they share on a host, else over Gloo. All ranks call it. Warns where ranks of
     one machine cannot share memory. The arguments are wrap()'s."""
     check_deadlines(silence, patience)
+    if isinstance(which, Together):
+        return which
     if size_and_rank(which)[0] < 2:
         return Together()
     meeting = Meeting(which, patience)

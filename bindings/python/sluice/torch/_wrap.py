@@ -161,9 +161,9 @@ def _keywords(function: Callable[..., Any]) -> set[str]:
 
 
 def move_in(
-    model: Model, prepared: Prepared, stored: Mapping[str, InFiles], others: Together, ready: Ready
+    model: Model, prepared: Prepared, stored: Mapping[str, InFiles], others: Together, ready: Ready, agree: Callable[[], None] = lambda: None
 ) -> tuple[Model, Optional[Optimizer]]:
-    """Makes the engine, and moves the model into it."""
+    """Makes the engine, and moves the model into it. agree: comes when it has moved, and undoes that where it raises."""
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
         check_rules(model, stored)
@@ -177,6 +177,7 @@ def move_in(
                     give_first_values(model, unset, stored, session.presence)
         others.share_buffers(model)
         made = Optimizer(session, prepared.settings, prepared.roles) if prepared.train else None
+        agree()
     session.moved_in()
     return model, made
 
