@@ -361,8 +361,8 @@ PARTS = [
          lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_transformers.py"), "--json",
                                    *["--fake"] * is_fake], read_ways),
     Part("ranks", 60, "python3 bench/python/gpu_ranks.py",
-         {"ranks": "two ranks, and three, that share the GPU have the same bits at stages 0 to 3, and two as a pipeline, in several places, "
-          "near those on the CPU"},
+         {"ranks": "two ranks, and three, that share the GPU have the same bits at stages 0 to 3, and two as a pipeline, also in one "
+          "process, in several places, near those on the CPU"},
          lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_ranks.py"), "--json", *["--fake"] * is_fake],
          read_ways),
     peers_part("on-device", 40, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.03 of its time)"),

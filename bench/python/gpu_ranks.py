@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a small Llama of transformers with two ranks, and with three, that share one GPU. The bits must be the same at stages 0 to 3,
 wherever the model is placed, and whether ranks read each other's GPU memory or use host memory; the losses must be near those of as many
-ranks on the CPU. The same holds for the two stages of a pipeline.
+ranks on the CPU. The same holds for the two stages of a pipeline, also where they are threads of one process.
 
     python3 bench/python/gpu_ranks.py
 
@@ -48,9 +48,12 @@ class Ranks(Ways):
     def losses_of(self, stage, place, links, updates):
         return self.losses(place, stage=stage, accumulate=self.size, links=links, updates=updates, **self.on_shared_gpu())
 
-    def losses_of_stages(self, place):
-        """The losses and norms of a pipeline, which has the ranks' batches as micro-batches. place None: on the CPU."""
+    def losses_of_stages(self, place, here=False):
+        """The losses and norms of a pipeline, which has the ranks' batches as micro-batches. place None: on the CPU. here: this process has both
+        stages."""
         given = {"memory": "16GiB", "reserve": "1GiB"} if place is None else self.options(place) | self.on_shared_gpu()
+        if here:
+            given |= {"device": None, "devices": ["cuda:0", "cuda:0"], "ranks": False}
         pipe = self.sluice.torch.Pipeline(self.made(), self.optimizer(), micro_batches=self.size, **given)
         seen = []
         for ids in self.rows.chunk(STEPS):
@@ -87,6 +90,8 @@ def rank(given):
     told = {SIZES[size]: {CPU: ways.losses_on_cpu()} | {name_of(*run): ways.losses_of(*run) for run in runs}}
     if size == 2:
         told["a pipeline of two"] = {CPU: ways.losses_of_stages(None)} | {place: ways.losses_of_stages(place) for place in places}
+        if ways.rank == 0:  # the other rank has left the GPU
+            told["a pipeline of two"] |= {f"{place}, in one process": ways.losses_of_stages(place, here=True) for place in places}
     return told
 
 
