@@ -250,15 +250,9 @@ pipe = sluice.torch.Pipeline([nn.Linear(8, 8), Interrupts(8, 8)], sluice.AdamW()
 x, told = torch.ones(6, 8), []
 for step in range(4):
     try:
-        loss = pipe.forward_backward((x, x), nn.functional.mse_loss).item()
-        pipe.optimizer.step()
-        pipe.optimizer.zero_grad()
-        told.append(loss)
+        told.append(pipe.train_step((x, x), nn.functional.mse_loss, clip=1.0).item())
     except KeyboardInterrupt:
         told.append("interrupted")
-        if TIMES == 1:
-            pipe.optimizer.step()
-            pipe.optimizer.zero_grad()
     except sluice.Error as error:
         told.append(str(error))
 pipe.close(values=TIMES < 2)

@@ -153,6 +153,7 @@ class _Threads:
         self.baton = _Baton()
         self._failed: list[int] = []
         self._in_call = threading.Lock()
+        self._kept: Optional[list[BaseException]] = None  # interrupts that are raised later
         self.joined = [Together()] if len(gpus) == 1 else self._join(len(gpus), silence, patience)
         self._turns = [_Turns(self.baton, stage, gpu if gpu in gpus[:stage] else None) for stage, gpu in enumerate(gpus)]
         self._pools = [
@@ -200,13 +201,26 @@ class _Threads:
     def _results(self, calls: Sequence[concurrent.futures.Future[T]], interrupt: Optional[BaseException]) -> list[T]:
         first = next((calls[stage].exception() for stage in self._failed if calls[stage].exception() is not None), None)
         try:
-            if interrupt is not None:
+            if interrupt is not None and self._kept is not None and first is None:
+                self._kept.append(interrupt)
+            elif interrupt is not None:
                 raise interrupt from first
             if first is not None:
                 raise first
             return [each.result() for each in calls]
         finally:
             del first, interrupt  # which refer to this frame
+
+    @contextlib.contextmanager
+    def kept_together(self) -> Iterator[None]:
+        """A `with` at whose end is raised what has interrupted the calls in it."""
+        self._kept = []
+        try:
+            yield
+            if self._kept:
+                raise self._kept[0]
+        finally:
+            self._kept = None
 
     def _called(self, turns: _Turns, modes: _Modes, call: Callable[[int], T], stage: int) -> T:
         with turns.computing(), modes.there():
@@ -556,6 +570,10 @@ class Pipeline(Stage):
         return self._threads.all(lambda stage: call(self._every[stage]))
 
     # ---- what each stage does ----
+
+    def train_step(self, batch: Any, loss_fn: Optional[Loss] = None, *, clip: Optional[float] = None) -> torch.Tensor:
+        with contextlib.nullcontext() if self._threads is None else self._threads.kept_together():
+            return super().train_step(batch, loss_fn, clip=clip)
 
     def forward_backward(self, batch: Any, loss_fn: Optional[Loss] = None) -> torch.Tensor:
         if self._threads is None:
