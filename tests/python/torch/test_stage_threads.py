@@ -282,3 +282,45 @@ def test_a_second_ctrl_c_ends_the_work_of_all_stages():
     assert first > 0 and second == "interrupted"
     for text in others:
         assert "the call was interrupted twice (KeyboardInterrupt)" in text, text
+
+
+INTERRUPTED_AT_FIRST = """
+import gc, json, os, signal, threading, time
+import torch
+from torch import nn
+from support import fake_gpu
+import sluice, sluice.torch
+torch.set_num_threads(1)
+fake_gpu.share_memory(devices=2)
+
+class Interrupts(nn.Linear):
+    def reset_parameters(self):
+        super().reset_parameters()
+        if not self.weight.is_meta and not told:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+told = []
+with torch.device("meta"):
+    model = nn.Sequential(nn.Linear(8, 8), Interrupts(8, 8))
+given = {"memory": "4GiB", "reserve": "64MiB", "micro_batches": 1, "devices": ["cuda:0", "cuda:1"], "device_memory": "512MiB",
+         "device_facts": fake_gpu.FACTS}
+try:
+    sluice.torch.Pipeline(model, sluice.AdamW(), **given)
+except KeyboardInterrupt:
+    told.append([hasattr(p, "_sluice") or p.is_meta for p in model.parameters()])
+gc.collect()
+told.append([fake_gpu.alive(), threading.active_count()])
+pipe = sluice.torch.Pipeline(model, sluice.AdamW(), **given)
+x = torch.ones(6, 8)
+told.append(pipe.train_step((x, x), nn.functional.mse_loss).item() > 0)
+pipe.close()
+print(json.dumps(told))
+"""
+
+
+def test_ctrl_c_while_it_is_made_leaves_the_model_plain():
+    fake_gpu.require_built()
+    ((status, output, errors),) = run_program(INTERRUPTED_AT_FIRST, 1, LIMIT)
+    assert status == 0, errors
+    assert json.loads(output.splitlines()[-1]) == [[False] * 4, [[], 1], True]

@@ -536,16 +536,19 @@ class Pipeline(Stage):
         given = {**given, "memory": share, "mesh": None, **_shares_of_disk(given.get("disk"), count), **_groups_kept(given.get("param_groups"))}
         threads = _Threads(gpus, given["silence"], given["patience"])
         copies: list[_Copies] = [{} for _ in gpus]
-        for made in copies if count > 1 else ():
-            _copy_of(model, made)
+        for of_stage in copies if count > 1 else ():
+            _copy_of(model, of_stage)
+        made: dict[int, Stage] = {}
 
-        def begin(stage: int) -> Stage:
-            of_stage = {**given, "device": f"cuda:{gpus[stage].index}", "ranks": threads.joined[stage]}
-            return _StageHere(model, copies[stage], threads.baton, gpus, memory, optimizer, **of_stage)
+        def begin(stage: int) -> None:
+            own = {**given, "device": f"cuda:{gpus[stage].index}", "ranks": threads.joined[stage]}
+            made[stage] = _StageHere(model, copies[stage], threads.baton, gpus, memory, optimizer, **own)
 
         try:
-            self._every = threads.all(begin)
+            threads.all(begin)
         except BaseException as error:
+            if len(made) == count:  # after Ctrl-C
+                threads.all(lambda stage: made[stage].close())
             threads.close()
             if isinstance(error, BudgetError):
                 raise BudgetError(
@@ -553,7 +556,7 @@ class Pipeline(Stage):
                     f"holds already included, and for one more MiB of each state {count} more"
                 ) from error
             raise
-        self._threads, self._names, self._closed = threads, names, False
+        self._threads, self._names, self._closed, self._every = threads, names, False, [made[stage] for stage in range(count)]
         self.module, self.modules = model, [stage.module for stage in self._every]
         self.micro_batches = self._every[0].micro_batches
         self.stage, self.stages, self.data_rank, self.data_ranks = 0, count, 0, 1
