@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <functional>
 #include <future>
+#include <thread>
 
 #include "comm/worlds.h"
 #include "cuda/gpu.h"
@@ -177,6 +178,33 @@ TEST_F(NcclTest, AFailureOfTheRunEndsWhatGpusWaitFor) {
     expect_error(ErrorCode::kIo, {"the disk is full"}, [&] {
       joined.nccl->exchange(mailbox.stream(), {}, {&message, 1});
     });
+  });
+}
+
+// The fake is as strict as the real one: nobody gets anything of it.
+TEST_F(NcclTest, AMessageWhoseEndsDifferNeverComes) {
+  SLUICE_NEEDS_THE_FAKE();
+  begin(2, Schedule::kEarly);
+  std::promise<void> waits;
+  run(2, [&](const Joined& joined) {
+    Mailbox mailbox(joined);
+    const int rank = joined.communicator.rank();
+    const Nccl::Message message{1 - rank, mailbox.device(0), rank == 0 ? 2000U : 1000U};
+    if (rank == 1) {
+      joined.nccl->exchange(mailbox.stream(), {&message, 1}, {});
+      joined.device.synchronize(mailbox.stream());
+      waits.get_future().wait();
+      return joined.communicator.fail("it takes too long");
+    }
+    joined.nccl->exchange(mailbox.stream(), {}, {&message, 1});
+    const Device::Event received = joined.device.make_event();
+    joined.device.record(received.get(), mailbox.stream());
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_FALSE(joined.device.is_done(received.get()));
+    waits.set_value();
+    joined.device.synchronize(mailbox.stream());
+    EXPECT_EQ(fake()->take_misuses(),
+              std::vector<std::string>{"rank 1 sends 1000 bytes, and rank 0 receives 2000"});
   });
 }
 

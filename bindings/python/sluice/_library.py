@@ -1,9 +1,11 @@
-"""Finds and loads libsluice_c.so, and finds the program `sluice` beside it."""
+"""Finds and loads libsluice_c.so and NCCL, and finds the program `sluice`."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import importlib.util
 import os
 from pathlib import Path
 
@@ -69,3 +71,16 @@ def library() -> ctypes.CDLL:
         f"'{path}' has version {found} of the C ABI, and this package needs {_abi.VERSION}; "
         "use the library that was built with the package"
     )
+
+
+@functools.cache
+def load_nccl() -> None:
+    """Loads the NCCL of NVIDIA's Python package, if that is installed, so that the library finds it in the process, as it finds PyTorch's. Where
+    SLUICE_NCCL names another one, or there is none, does nothing."""
+    if os.environ.get("SLUICE_NCCL") or (nvidia := importlib.util.find_spec("nvidia")) is None:
+        return
+    for folder in nvidia.submodule_search_locations or ():
+        path = Path(folder) / "nccl" / "lib" / "libnccl.so.2"
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(str(path))
+            return

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _abi, _buffers
 from ._handle import call
-from ._library import library
+from ._library import library, load_nccl
 from .errors import InvalidArgumentError
 from .model import DeviceFacts, Folder, Options, Path, Unit, folders_of, size_of, whole
 from .optimizers import Optimizer
@@ -170,6 +170,8 @@ def options_of(given: Options) -> _abi.EngineOptions:
     section_chunks = 0 if given.sections is None else len(counts) // given.sections.ranks.size
     sgemm = _function(given.sgemm, "sgemm", "sluice.torch.sgemm()")
     team = _function(given.team, "team", "sluice.torch.team()")
+    if given.device_memory and given.ranks is not None:
+        load_nccl()
     return _abi.EngineOptions(
         size=ctypes.sizeof(_abi.EngineOptions),
         memory=size_of(given.memory, "memory"),

@@ -77,6 +77,7 @@ class FakeDriver final : public Control {
     return call(function, true, body);
   }
 
+  void remember(std::string misuse) { misuses_.push_back(std::move(misuse)); }
   // Does work that other ranks wait for, which a GPU does between calls, too.
   void serve_ranks();
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -209,3 +210,17 @@ def test_a_driver_that_is_missing_is_an_error(monkeypatch):
     monkeypatch.setenv("SLUICE_CUDA_DRIVER", "/nowhere/libcuda.so.1")
     with pytest.raises(sluice.NotFoundError, match="580 or later, or do without a GPU"):
         make_device_engine()
+
+
+def test_nccl_of_nvidias_package_is_found(tmp_path):
+    """A library with its name, which the process then has."""
+    folder = tmp_path / "nvidia" / "nccl" / "lib"
+    folder.mkdir(parents=True)
+    built = ["gcc", "-shared", "-nostdlib", "-x", "c", "/dev/null", "-Wl,-soname,libnccl.so.2", "-o", str(folder / "libnccl.so.2")]
+    subprocess.run(built, check=True)
+    looks = "import ctypes, os, sluice._library as l; l.load_nccl(); ctypes.CDLL('libnccl.so.2', mode=os.RTLD_NOLOAD)"
+    clean = {name: value for name, value in os.environ.items() if name != "SLUICE_NCCL"}
+    for path, found in ((str(tmp_path), True), ("/nowhere", False)):
+        given = clean | {"PYTHONPATH": os.pathsep.join([path, str(PACKAGE)])}
+        done = subprocess.run([sys.executable, "-S", "-c", looks], env=given, capture_output=True, text=True)
+        assert (done.returncode == 0) == found, done.stderr
