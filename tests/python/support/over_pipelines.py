@@ -341,14 +341,22 @@ def piped(
 
 
 class _OnGpu(sluice.torch.Pipeline):
+    gpu_links = None
+
     def __init__(self, *args, **given):
+        given |= {"links": self.gpu_links}
         super().__init__(*args, **{name: value for name, value in given.items() if value is not None})
         assert sluice.torch.engine_of(self.module).gpu is not None
 
 
-def on_gpus(called, seed=0, schedule="random", devices=SIZE, **given):
-    """Calls a function of this module, whose stages are on fake GPUs, of which each process sees so many."""
-    with fake_gpu.shared(seed=seed, schedule=schedule, devices=devices), unittest.mock.patch.object(sluice.torch, "Pipeline", _OnGpu):
+def on_gpus(called, seed=0, schedule="random", devices=SIZE, gpu_links=None, **given):
+    """Calls a function of this module, whose stages are on fake GPUs, of which each process sees so many. gpu_links: what joins those of ranks
+    with the same stage."""
+    with (
+        fake_gpu.shared(seed=seed, schedule=schedule, devices=devices, has_nccl=gpu_links == "nccl"),
+        unittest.mock.patch.object(sluice.torch, "Pipeline", _OnGpu),
+        unittest.mock.patch.object(_OnGpu, "gpu_links", gpu_links),
+    ):
         return globals()[called](**ON_GPU | given)
 
 

@@ -56,6 +56,7 @@ TABLE = [
     (3, "deep_llama", {"micro_batches": 6, "chunks": 2, "recompute": True}, {"place": "disk"}),
     (2, "llama", {"micro_batches": 3, "recompute": True, "units": None}, {"place": "memory"}),
     (4, "broad", {"micro_batches": 3, "clip": 0.5, "chunks": 2, "stage": 3}, {"place": "memory"}),
+    (4, "broad", {"micro_batches": 3, "clip": 0.5, "stage": 1}, {"place": "device", "gpu_links": "nccl"}),
 ]  # fmt: skip
 MORE = [
     (2, "tied", {"micro_batches": 3, "pipeline": "gpipe", "state": "8bit"}, {"place": "disk"}),
