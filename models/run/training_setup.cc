@@ -401,6 +401,10 @@ Setup prepare_on_mesh(const TrainSettings& settings) {
   Setup setup = begin_setup(settings);
   TrainSettings& s = setup.settings;
   if (!s.data.empty()) setup.data = std::make_unique<TrainingData>(s, setup.config);
+  if (!setup.data && s.validation)
+    fail(ErrorCode::kInvalidArgument,
+         "--valid is '{}', and --data is not given; name both, or neither for a plan without data",
+         *s.validation);
   if (setup.data && s.eval_every != 0 && !setup.data->has_validation())
     fail(ErrorCode::kInvalidArgument,
          "--eval-every needs data: name --valid, or let --held-out be more than 0");

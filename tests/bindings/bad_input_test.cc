@@ -155,6 +155,7 @@ TEST_F(BadInputTest, OutputsAreChecked) {
   expect_train_refused({"--save-every", "5"}, 2, "--out");
   expect_train_refused({"--trace", folder_ / "no/where.json"}, 2, "where.json");
   expect_train_refused({"--eval-every", "1", "--held-out", "0"}, 2, "--valid");
+  expect_refused({"plan", "--model", "tiny", "--valid", text_}, 2, "--data is not given");
 }
 
 TEST_F(BadInputTest, OutputsNeverReplaceInputsNorEachOther) {
