@@ -116,6 +116,11 @@ UniqueId from_hexadecimal(const std::string& text) {
 
 }  // namespace
 
+NcclLibrary find_nccl() {
+  const NcclFunctions functions = load();
+  return {functions.path, text_of(functions.version)};
+}
+
 Nccl::Nccl(Communicator& communicator, Device& device, const NcclFunctions& functions)
     : communicator_(communicator),
       device_(device),

@@ -74,4 +74,11 @@ class Nccl {
   std::thread watcher_;
 };
 
+// The library that Nccl::join() would use in this process, and its version, as "2.28.9". Throws
+// Error(kNotFound), with the remedy, where there is none that can be used.
+struct NcclLibrary {
+  std::string path, version;
+};
+NcclLibrary find_nccl();
+
 }  // namespace sluice::comm

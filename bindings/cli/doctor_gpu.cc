@@ -7,12 +7,13 @@
 #include <utility>
 
 #include "bindings/cli/doctor.h"
+#include "comm/nccl.h"
 #include "core/bytes.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "kernels/device_sum.h"
 
-// Findings about GPUs: the driver, the cards, and Sluice's kernels.
+// Findings about GPUs: the driver, the cards, Sluice's kernels, and NCCL.
 namespace sluice::cli {
 namespace {
 
@@ -76,6 +77,22 @@ Finding kernels_on(Device& device) {
   }
 }
 
+// Nothing needs it.
+Finding nccl() {
+  try {
+    const comm::NcclLibrary found = comm::find_nccl();
+    return {"NCCL",
+            fmt::format("{} ({})", found.version, found.path),
+            "",
+            {{"version", found.version}, {"path", found.path}, {"why", nullptr}}};
+  } catch (const Error& error) {
+    return {"NCCL",
+            "none; ranks on GPUs of several hosts exchange data through host memory",
+            "",
+            {{"version", nullptr}, {"path", nullptr}, {"why", error.what()}}};
+  }
+}
+
 }  // namespace
 
 std::vector<Finding> gpu_findings() {
@@ -100,6 +117,7 @@ std::vector<Finding> gpu_findings() {
                           error.what(),
                           {{"index", index}, {"usable", false}, {"why", error.what()}}});
     }
+  findings.push_back(nccl());
   return findings;
 }
 

@@ -38,6 +38,11 @@ TEST_F(DoctorGpuTest, CardsAndKernelsAreNamed) {
     EXPECT_EQ(card.remedy, "");
     EXPECT_EQ(card.value.at("free"), 60 * kMiB);
   }
+  EXPECT_EQ(named(findings, "NCCL").value.at("version"), "2.28.9");
+  const Finding old = named(found({.nccl = 21903}), "NCCL");
+  EXPECT_THAT(old.text, HasSubstr("through host memory"));
+  EXPECT_THAT(std::string(old.value.at("why")), HasSubstr("is NCCL 2.19.3"));
+  EXPECT_EQ(old.remedy, "");
   const Finding kernels = named(findings, "GPU kernels");
   EXPECT_EQ(kernels.value.at("present"), kernels.remedy.empty());
   if (!kernels.remedy.empty()) {
