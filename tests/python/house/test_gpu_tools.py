@@ -118,9 +118,9 @@ def test_each_test_is_in_one_part():
         suites = [line.strip() for line in listed if not line.startswith("  ")]
         return suites, sum(line.startswith("  ") for line in listed)
 
-    filters = [re.search(r"--gtest_filter=([^']*)", part.shown)[1] for part in gpu_parts.PARTS if part.name in ("conformance", "kernels", "twins")]
+    filters = [re.search(r"--gtest_filter=([^']*)", part.shown)[1] for part in gpu_parts.PARTS if part.name in ("conformance", "kernels", "twins", "nccl")]
     counts = [names(tests)[1] for tests in filters]
-    assert len(counts) == 3 and min(counts) > 4 and sum(counts) == names("*")[1]
+    assert len(counts) == 4 and min(counts) > 4 and sum(counts) == names("*")[1]
 
 
 @needs_fake
