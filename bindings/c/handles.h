@@ -11,7 +11,6 @@
 
 #include "allocator/memory.h"
 #include "bindings/c/ranks_handle.h"
-#include "bindings/c/state_server.h"
 #include "bindings/c/status.h"
 #include "core/device.h"
 #include "core/threads.h"
@@ -19,6 +18,7 @@
 #include "engine/machine/between_gpus.h"
 #include "engine/steps/any_order_engine.h"
 #include "engine/steps/assembly.h"
+#include "engine/steps/state_server.h"
 #include "offload/file.h"
 #include "optim/optimizer.h"
 
@@ -115,7 +115,7 @@ struct sluice_engine {
   // The thread inside a call, or on which the call runs a function of its caller.
   std::atomic<pid_t> caller{0};
   // Last, because their threads use the other members.
-  std::optional<sluice::c::StateServer> states;
+  std::optional<sluice::engine::StateServer> states;
   std::optional<sluice::allocator::TouchServer> touches;
 
   // Serves a page fault: brings in the unit of the address. Returns why it cannot, or "".

@@ -279,7 +279,7 @@ sluice_engine::sluice_engine(Planned made)
   using namespace sluice;  // NOLINT: likewise
   if (device) engine->use_stream(default_stream());
   if (engine->state_reads() != nullptr && planned.data->rank() > 0 && device == nullptr)
-    states.emplace(*this, *engine->state_reads());
+    states.emplace(*engine, mutex);
   allocator::install_touch_reporter();
   if (!planned.serve_touches) return;
   touches.emplace([this](const sluice::allocator::TouchServer::Touch& touch) { return bring_in(touch); });

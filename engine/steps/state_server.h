@@ -1,17 +1,18 @@
 #pragma once
+#include <mutex>
 #include <thread>
 
 #include "engine/ranks/state_reads.h"
+#include "engine/steps/engine.h"
 
-struct sluice_engine;
-
-namespace sluice::c {
+namespace sluice::engine {
 
 // A thread that answers other ranks' reads of this rank's state while the client computes, or waits for
 // something else than the engine, perhaps for the reader. It has its turns as the client's threads do.
 class StateServer {
  public:
-  StateServer(sluice_engine& engine, engine::StateReads& reads);
+  // turns: is held by whoever calls the engine. REQUIRES: engine.state_reads() is not null.
+  StateServer(Engine& engine, std::mutex& turns);
   ~StateServer();  // refuses what comes from then on
   StateServer(const StateServer&) = delete;
   StateServer& operator=(const StateServer&) = delete;
@@ -19,9 +20,10 @@ class StateServer {
  private:
   void run();
 
-  sluice_engine& engine_;
-  engine::StateReads& reads_;
+  Engine& engine_;
+  StateReads& reads_;
+  std::mutex& turns_;
   std::thread thread_;  // last, since it uses the rest
 };
 
-}  // namespace sluice::c
+}  // namespace sluice::engine

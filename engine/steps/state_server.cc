@@ -1,18 +1,16 @@
-#include "bindings/c/state_server.h"
+#include "engine/steps/state_server.h"
 
 #include <chrono>
 
-#include "bindings/c/handles.h"
-
-namespace sluice::c {
+namespace sluice::engine {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenTries{1};
 
 }  // namespace
 
-StateServer::StateServer(sluice_engine& engine, engine::StateReads& reads)
-    : engine_(engine), reads_(reads), thread_([this] { run(); }) {}
+StateServer::StateServer(Engine& engine, std::mutex& turns)
+    : engine_(engine), reads_(*engine.state_reads()), turns_(turns), thread_([this] { run(); }) {}
 
 StateServer::~StateServer() {
   reads_.end();
@@ -23,9 +21,9 @@ StateServer::~StateServer() {
 void StateServer::run() {
   while (reads_.wait()) {
     {
-      const Turn turn(engine_);
+      const std::lock_guard turn(turns_);
       try {
-        engine_.engine->serve_state();
+        engine_.serve_state();
       } catch (...) {  // the engine has failed or was left, as the reader learns
         if (reads_.next()) reads_.refuse(std::current_exception());
       }
@@ -34,4 +32,4 @@ void StateServer::run() {
   }
 }
 
-}  // namespace sluice::c
+}  // namespace sluice::engine
