@@ -44,7 +44,8 @@ class StateReads : public std::enable_shared_from_this<StateReads> {
   // The read to answer next; nothing: there is none, or an answer is being sent.
   std::optional<StateRead> next() const;
   // Answer it, unless end() has. REQUIRES, for both: next(), and no other thread answers. The bytes do not
-  // change before wait_until_sent(), or before all ranks have summed another gradient of the unit.
+  // change before wait_until_sent(), or, where they lie in no slot of updates, before all ranks have summed
+  // another gradient of the unit.
   void answer(std::span<const std::byte> bytes) { tell(bytes, nullptr); }
   void refuse(std::exception_ptr why) { tell({}, std::move(why)); }
   void wait_until_sent();

@@ -146,6 +146,7 @@ void Core::refuse_not_finite(const Measured& measured) const {
 // A joint update acquires its memory pass by pass; an update that follows its gradient acquires all of it
 // here.
 void Core::enqueue(UnitRange units, bool with_parameters) {
+  if (ranks) ranks->state_reads().wait_until_sent();  // an update may need the slot of an answer
   const bool keeps = !plan.clip && units.size() == 1;
   if (keeps) queue.start_shared();
   for (UnitId unit = units.first; unit < units.end; ++unit)

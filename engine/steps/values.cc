@@ -207,9 +207,8 @@ void Values::serve(bool may_settle) {
           c_.name_of(unit), kMostBehind.count()));
     return;
   }
-  const auto is_settled = [&] { return c_.queue.current(unit) && c_.updates.idle(); };
-  if (may_settle && !is_settled()) c_.settle();
-  if (!is_settled()) return;
+  if (may_settle && !c_.queue.settled()) c_.settle();
+  if (!c_.queue.settled()) return;  // an update that waits may need the slot of the answer
   if (read->whole) return reads.answer(std::as_bytes(c_.wholes.values(*read->whole)));
   const auto answer = [&](std::span<const std::byte> state) { reads.answer(state); };
   if (const std::exception_ptr failed = save_chunk(streams(unit), unit, read->chunk, answer))

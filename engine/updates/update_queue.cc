@@ -359,7 +359,7 @@ void UpdateQueue::settle_until(const Condition& is_settled) {
 }
 
 void UpdateQueue::settle() {
-  settle_until([this] { return waiting_.empty() && idle(); });
+  settle_until([this] { return settled(); });
 }
 
 void UpdateQueue::settle_for_others() {

@@ -71,7 +71,8 @@ class UpdateQueue {
   // behind a joint one, which might then lack memory.
   void start_shared();
   bool finish_some();  // waits until an update releases memory; false where none is in progress
-  void settle();       // waits until every update is complete
+  bool settled() const { return waiting_.empty() && idle(); }  // every update is complete
+  void settle();                                               // waits for that
   // Waits until no other rank needs a call of this one: the updates that remain complete on other threads.
   void settle_for_others();
   // Waits for updates that complete without calls, unless there is an error.

@@ -1,5 +1,6 @@
 #include "engine/steps/state_server.h"
 
+#include <future>
 #include <optional>
 
 #include "engine/ranks_client.h"
@@ -87,6 +88,46 @@ TEST_P(StateIsTaken, ByRank0AloneAsByAllTogether) {
         client.call([](Rank& of) { of.engine.state_is_taken(""); });
     }
     rank.communicator()->barrier(2, "rank 0 has the state");
+  });
+}
+
+// Updates bring state to the memory from which it is sent, so that they wait for that.
+TEST(StateFromDisk, StaysWhereItIsUntilItIsSent) {
+  Case setup;
+  setup.stage = 1, setup.place = "disk";
+  run(setup, [&](Rank& rank) {
+    const auto step = [&](int number) {
+      rank.engine.begin_step({});
+      rank.add_constant(kC, static_cast<float>(number));
+      rank.engine.step(Rank::settings());
+    };
+    step(1);
+    std::promise<void> stepped;
+    std::vector<std::byte> at_once, late;
+    std::thread transport;
+    const auto serve = [&](const comm::Answer& answer) {
+      const StateRead read = {.unit = kFirst};
+      rank.engine.state_reads()->ask({.key = read.key(), .version = 1}, answer);
+      rank.engine.serve_state();
+    };
+    if (rank.rank() == 1) {
+      serve([&](std::span<const std::byte> bytes, const std::exception_ptr&, const Done& sent) {
+        at_once.assign(bytes.begin(), bytes.end());
+        sent(nullptr);
+      });
+      serve([&](std::span<const std::byte> bytes, const std::exception_ptr&, const Done& sent) {
+        transport = std::thread([&, bytes, sent] {
+          stepped.get_future().wait_for(std::chrono::milliseconds(500));
+          late.assign(bytes.begin(), bytes.end());
+          sent(nullptr);
+        });
+      });
+    }
+    step(2);
+    stepped.set_value();
+    if (transport.joinable()) transport.join();
+    EXPECT_EQ(at_once.empty(), rank.rank() == 0);
+    EXPECT_TRUE(late == at_once);
   });
 }
 
