@@ -20,6 +20,7 @@ using std::chrono::milliseconds;
 
 // What follows is NCCL's binary interface, of which its header says that it does not change.
 constexpr int kSuccess = 0, kInProgress = 7;
+bool goes_on(int result) { return result == kSuccess || result == kInProgress; }
 constexpr int kBytes = 1;  // the type of elements
 struct UniqueId {
   std::array<char, 128> bytes;
@@ -37,8 +38,9 @@ struct Settings {
 
 constexpr milliseconds kPoll{1}, kWatch{20};
 // NCCL has joined hundreds of hosts in less.
-constexpr std::chrono::seconds kMostForJoining{60}, kMostForEnding{10};
+constexpr std::chrono::seconds kMostForJoining{30}, kMostForEnding{10};
 constexpr const char* kFinalize = "ncclCommFinalize";
+constexpr const char* kTooLate = "is not done after";
 constexpr const char* kName = "what joins GPUs by NCCL";
 
 }  // namespace
@@ -137,13 +139,13 @@ std::unique_ptr<Nccl> Nccl::join(Communicator& communicator, std::uint64_t id, D
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       const Json other = parse_json(all[rank], kName);
       const auto its = json_field<std::string>(other, "problem", kName);
-      if (!its.empty()) {
+      // A rank that only waited too long does not know why.
+      const bool is_late = its.find(kTooLate) != std::string::npos;
+      if (!its.empty() && (problem.empty() || (problem.find(kTooLate) != std::string::npos && !is_late)))
         problem = fmt::format("rank {}: {}", rank, its);
-        return {};
-      }
       texts.push_back(json_field<std::string>(other, "told", kName));
     }
-    return texts;
+    return problem.empty() ? texts : std::vector<std::string>();
   };
   NcclFunctions functions;
   std::string own = own_problem, told;
@@ -206,7 +208,7 @@ bool Nccl::end() {
     device_.run_in_context([&] {
       expect(functions_->ncclCommFinalize(handle_), kFinalize);
       wait_until_ready(kFinalize);
-      expect(functions_->ncclCommDestroy(handle_), "ncclCommDestroy");
+      expect(functions_->ncclCommDestroy(std::exchange(handle_, nullptr)), "ncclCommDestroy");
     });
   } catch (const Error&) {
     return false;
@@ -224,7 +226,7 @@ void Nccl::watch() {
     const std::unique_lock lock(in_use_, std::try_to_lock);
     int result = kSuccess;
     if (!lock || functions_->ncclCommGetAsyncError(handle_, &result) != kSuccess) continue;
-    if (result != kSuccess && result != kInProgress)
+    if (!goes_on(result))
       communicator_.fail(fmt::format("NCCL: {}: {}", functions_->ncclGetErrorString(result),
                                      functions_->ncclGetLastError(handle_)));
   }
@@ -236,7 +238,7 @@ void Nccl::abort() {
 }
 
 void Nccl::expect(int result, const char* call) const {
-  if (result == kSuccess || result == kInProgress) return;
+  if (goes_on(result)) return;
   fail(ErrorCode::kIo,
        "{} ({}): {}: {}: {}; let ranks use host memory (links=\"host\"), or see what NCCL "
        "says with NCCL_DEBUG=INFO",
@@ -255,7 +257,7 @@ void Nccl::wait_until_ready(const char* call) const {
     if (result != kInProgress) return;
     check();
     if (std::chrono::steady_clock::now() - begin > most)
-      fail(ErrorCode::kIo, "{}: {} is not done after {} s", functions_->path, call, most.count());
+      fail(ErrorCode::kIo, "{}: {} {} {} s", functions_->path, call, kTooLate, most.count());
     if (polls > 100) std::this_thread::sleep_for(kPoll);
   }
 }
@@ -268,11 +270,11 @@ void Nccl::exchange(CUstream_st* stream, std::span<const Message> sent, std::spa
     expect(functions_->ncclGroupStart(), "ncclGroupStart");
     int result = kSuccess;
     for (const Message& message : sent)
-      if (message.bytes > 0 && result == kSuccess)
+      if (message.bytes > 0 && goes_on(result))
         result = functions_->ncclSend(reinterpret_cast<const void*>(message.begin), message.bytes, kBytes,
                                       message.rank, handle_, stream);
     for (const Message& message : received)
-      if (message.bytes > 0 && result == kSuccess)
+      if (message.bytes > 0 && goes_on(result))
         result = functions_->ncclRecv(reinterpret_cast<void*>(message.begin), message.bytes, kBytes,
                                       message.rank, handle_, stream);
     const int ended = functions_->ncclGroupEnd();  // also after an error

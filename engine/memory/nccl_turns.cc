@@ -1,11 +1,19 @@
 #include "engine/memory/nccl_turns.h"
 
+#include <chrono>
 #include <span>
+#include <string>
 #include <utility>
 
+#include "core/error.h"
 #include "engine/ranks/call_id.h"
 
 namespace sluice::engine {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{100};
+
+}  // namespace
 
 void NcclTurns::take(std::uint64_t key, const std::function<void()>& queue) {
   if (communicator_.rank() == 0) {
@@ -14,16 +22,30 @@ void NcclTurns::take(std::uint64_t key, const std::function<void()>& queue) {
     return queue();
   }
   ask();
-  std::unique_lock lock(told_->mutex);
-  told_->changes.wait(lock, [&] {
-    return told_->failure != nullptr || (!told_->next.empty() && told_->next.front() == key);
-  });
-  if (told_->failure != nullptr) std::rethrow_exception(told_->failure);
-  lock.unlock();
-  queue();  // the key stays the next one meanwhile
-  lock.lock();
+  wait_for(key);
+  try {
+    queue();  // the key stays the next one meanwhile
+  } catch (...) {
+    const std::lock_guard lock(told_->mutex);
+    told_->failure = std::current_exception();
+    told_->changes.notify_all();
+    throw;
+  }
+  const std::lock_guard lock(told_->mutex);
   told_->next.pop_front();
   told_->changes.notify_all();
+}
+
+// A key whose turn never comes, since another rank has failed, is told by the failure of the run alone.
+void NcclTurns::wait_for(std::uint64_t key) {
+  std::unique_lock lock(told_->mutex);
+  const auto is_over = [&] {
+    return told_->failure != nullptr || (!told_->next.empty() && told_->next.front() == key);
+  };
+  while (!told_->changes.wait_for(lock, kLook, is_over))
+    if (const std::string failure = communicator_.failure(); !failure.empty())
+      fail(ErrorCode::kIo, "{}", failure);
+  if (told_->failure != nullptr) std::rethrow_exception(told_->failure);
 }
 
 void NcclTurns::tell(std::uint64_t key) {

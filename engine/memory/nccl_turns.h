@@ -22,7 +22,7 @@ class NcclTurns {
 
   // Calls `queue` when it is the turn of this key, which is another one each time. REQUIRES: all ranks call
   // this for the same keys, in any order, and none waits for another's key before it calls. Throws the
-  // failure of the run.
+  // failure of the run, and on a rank other than 0 after an error of `queue` that error each time.
   void take(std::uint64_t key, const std::function<void()>& queue);
 
  private:
@@ -34,6 +34,7 @@ class NcclTurns {
   };
   void tell(std::uint64_t key);
   void ask();
+  void wait_for(std::uint64_t key);
 
   comm::Communicator& communicator_;
   const std::shared_ptr<Told> told_ = std::make_shared<Told>();

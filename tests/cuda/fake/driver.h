@@ -78,6 +78,22 @@ class FakeDriver final : public Control {
   }
 
   void remember(std::string misuse) { misuses_.push_back(std::move(misuse)); }
+  // A call that does none of the device's work, and so waits for no other rank.
+  template <class Body>
+  CUresult call_beside(const char* function, Body body) {
+    const std::lock_guard lock(mutex_);
+    try {
+      const std::uint64_t before = counts_.calls[function]++;
+      const auto failure = failures_.find(function);
+      if (failure != failures_.end() && failure->second.first == before)
+        throw Refusal{failure->second.second, {}};
+      body();
+      return CUDA_SUCCESS;
+    } catch (const Refusal& refusal) {
+      if (!refusal.misuse.empty()) misuses_.push_back(fmt::format("{}: {}", function, refusal.misuse));
+      return refusal.result;
+    }
+  }
   // Does work that other ranks wait for, which a GPU does between calls, too.
   void serve_ranks();
 

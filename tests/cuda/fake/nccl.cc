@@ -207,7 +207,7 @@ std::shared_ptr<ncclComm> find(ncclComm* communicator) {
 }
 int end(const char* function, ncclComm* communicator) {
   std::shared_ptr<ncclComm> ended;  // after the driver's lock
-  return checked(fake().call(function, false, [&] {
+  return checked(fake().call_beside(function, [&] {
     ended = find(communicator);
     ended->is_aborted = true;
     communicators().erase(communicator);
@@ -280,9 +280,10 @@ int ncclCommInitRankConfig(ncclComm** communicator, int ranks, Id id, int rank, 
   serve_for_ever();
   return kInProgress;
 }
+// As the real one it waits for nothing that a GPU does.
 int ncclCommGetAsyncError(ncclComm* communicator, int* result) {
-  return checked(fake().call("ncclCommGetAsyncError", false,
-                             [&] { *result = find(communicator)->is_joined ? kSuccess : kInProgress; }));
+  return checked(fake().call_beside(
+      "ncclCommGetAsyncError", [&] { *result = find(communicator)->is_joined ? kSuccess : kInProgress; }));
 }
 int ncclCommFinalize(ncclComm* communicator) {
   return checked(fake().call_in_context("ncclCommFinalize", [&] { (void)find(communicator); }));

@@ -7,6 +7,7 @@
 
 #include "comm/worlds.h"
 #include "testing.h"
+#include "thrown.h"
 
 namespace sluice::engine::nccl_turns_test {
 
@@ -33,6 +34,39 @@ TEST(NcclTurnsTest, AreTakenInOneOrder) {
   EXPECT_EQ(orders[0].size(), 2 * kTurns);
   EXPECT_EQ(orders[1], orders[0]);
   EXPECT_EQ(orders[2], orders[0]);
+}
+
+// The other thread of that rank does not wait for a turn that never ends.
+TEST(NcclTurnsTest, AnErrorInATurnEndsTheTurnsOfItsRank) {
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
+    NcclTurns turns(of);
+    const auto take = [&](std::uint64_t key) {
+      turns.take(key, [&] {
+        if (of.rank() == 1 && key == 0) fail(ErrorCode::kIo, "the link is down");
+      });
+    };
+    if (of.rank() == 0) {
+      take(0);
+      take(1);
+    } else {
+      std::thread other([&] { expect_error(ErrorCode::kIo, {"the link is down"}, [&] { take(1); }); });
+      expect_error(ErrorCode::kIo, {"the link is down"}, [&] { take(0); });
+      other.join();
+    }
+    of.barrier(1, "the end of a test");
+  });
+}
+
+TEST(NcclTurnsTest, AFailureOfTheRunEndsTheWaitForATurn) {
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
+    NcclTurns turns(of);
+    if (of.rank() == 0) {
+      turns.take(7, [] {});  // a key that the other rank does not come to
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      return of.fail("the disk is full");
+    }
+    expect_error(ErrorCode::kIo, {"the disk is full"}, [&] { turns.take(1, [] {}); });
+  });
 }
 
 }  // namespace sluice::engine::nccl_turns_test
