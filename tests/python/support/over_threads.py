@@ -332,3 +332,27 @@ def within(**options):
     pipe.evaluate((X, X), loss)
     pipe.close()
     return texts
+
+
+def lives_on(**options):
+    """What is left of a model: hooks that come and go, values that are loaded, values after an error of a stage, and what is closed by the
+    model alone."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0)), *_linears(3))
+    pipe, called = _pipe(model, **options), []
+    first = model[0].register_forward_hook(lambda *_: called.append("first"))
+    _step(pipe)
+    first.remove()
+    before = len(called)
+    _step(pipe)
+    hooked = before, len(called) - before
+    values = {name: value.clone() for name, value in pipe.state_dict().items()}
+    _step(pipe)
+    model.load_state_dict(values)
+    loaded = all(torch.equal(value, values[name]) for name, value in pipe.state_dict().items())
+    text = _error_of(lambda: pipe.train_step((X[:, :3], X), loss_fn))
+    pipe.close()
+    same = all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    del pipe
+    _pipe(model, **options)
+    sluice.torch.close(model)
+    return hooked, loaded, text, same, all(torch.equal(value, values[name]) for name, value in model.state_dict().items())

@@ -193,6 +193,12 @@ def test_a_lack_of_memory_is_told_of_the_gpu_that_has_it(to_end, stage):
     assert text.startswith("OutOfMemoryError: PyTorch has no room for the backward pass") and f"Of the memory of GPU {stage} it may take" in text, text
 
 
+def test_hooks_and_values_of_the_model_stay_the_users(to_end):
+    (with_hook, without), loaded, text, same, same_again = to_end("in_one_process", called="lives_on")
+    assert with_hook == 2 and without == 0  # a call for each micro-batch
+    assert loaded and "shapes cannot be multiplied" in text and same and same_again
+
+
 def test_who_is_called_in_a_step_cannot_call_the_pipeline(process):
     texts = process("in_one_process", called="within")
     assert len(texts) == 2 and all("by a layer or loss_fn that it calls" in text for text in texts), texts

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn, Optional, TypeVar
 import torch
 
 from .._handle import of_thread
-from ..errors import BudgetError, Error, InvalidArgumentError, StateError
+from ..errors import BudgetError, Error, InvalidArgumentError, StateError, SystemIOError
 from ..model import Folder, Path, Size, folders_of, size_of
 from ..optimizers import Optimizer as Settings
 from ..ranks import Ranks, shared_memory
@@ -33,7 +33,7 @@ from ._prepare import Prepared
 from ._safetensors import InFiles
 from ._stages import Cut, model_of
 from ._together import Together, Which, size_and_rank
-from ._wrap import check_known, session_of
+from ._wrap import PIPELINE, check_known, full_parameters, session_of
 
 T = TypeVar("T")
 
@@ -288,6 +288,17 @@ def _copy_of(module: torch.nn.Module, made: _Copies) -> torch.nn.Module:
 
 
 _OF_MODULES = vars(torch.nn.Module()).keys()  # what each module has: its tensors and hooks by name
+_HOOKS = [name for name in _OF_MODULES if "_hooks" in name and isinstance(vars(torch.nn.Module())[name], dict)]
+
+
+def _follow(hooks: dict[int, Any], twins: dict[int, Any], known: set[int]) -> None:
+    """Gives a copy of a module the hooks that a user has added to the module since, and takes those away that were removed. known: those that
+    the module had before."""
+    for key in known - hooks.keys():
+        twins.pop(key, None)
+    twins.update((key, hooks[key]) for key in hooks.keys() - known)
+    known.clear()
+    known.update(hooks)
 
 
 class _CutHere(Cut):
@@ -322,6 +333,7 @@ class _StageHere(Stage):
             raise
         own = set(self.module.modules())
         self._copies = {module: twin for module, twin in copies.items() if twin in own}
+        self._hooks = {module: {name: set(vars(module)[name]) for name in _HOOKS} for module in self._copies}
         session_of(self.module).presence.users.check = functools.partial(_check_turn, baton, self.stage)
 
     def _cut_model(self, *given: Any) -> Cut:
@@ -341,6 +353,8 @@ class _StageHere(Stage):
     def _run(self, *given: Any) -> torch.Tensor:
         for module, twin in self._copies.items():  # eval() and the like change the model's own
             vars(twin).update((key, value) for key, value in vars(module).items() if isinstance(value, (bool, int, float, str)))
+            for name, known in self._hooks[module].items():
+                _follow(vars(module)[name], vars(twin)[name], known)
         return super()._run(*given)
 
     def _digest(self, batch: Any) -> bytes:
@@ -562,7 +576,9 @@ class Pipeline(Stage):
         self.stage, self.stages, self.data_rank, self.data_ranks = 0, count, 0, 1
         self.optimizer = _OptimizerOfStages(self._every, threads, model)
         if count > 1:
+            vars(model)[PIPELINE] = self
             override(model, "_call_impl", _refuse_call)
+            override(model, "load_state_dict", functools.partial(_load_whole, model))
             if callable(getattr(model, "save_pretrained", None)):
                 override(model, "save_pretrained", refuse_to_save)
 
@@ -619,10 +635,19 @@ class Pipeline(Stage):
         if self._threads is None:
             super().close(values=values)
         elif not self._closed:
-            self._all(lambda stage: stage.close(values=values))
+            kept: dict[str, Any] = {}
+            try:
+                self._all(lambda stage: stage.close(values=values))
+            except SystemIOError:  # since a stage has failed before; all of them are still there
+                if any(stage._closed for stage in self._every):
+                    raise
+                kept = self.state_dict()
+                self._all(lambda stage: stage.close(values=False))
             restore(self.module)
+            vars(self.module).pop(PIPELINE, None)
             self._closed = True
             self._threads.close()
+            _give_back(self.module, kept)
 
     @property
     def _of_all(self) -> _OptimizerOfStages:
@@ -638,6 +663,24 @@ def _wait_for(t: torch.Tensor) -> None:
     """Waits for what the caller has queued on a GPU, whose stages have streams of their own."""
     if t.is_cuda:
         torch.cuda.current_stream(t.device).synchronize()
+
+
+def _give_back(model: torch.nn.Module, values: Mapping[str, Any]) -> None:
+    """Gives the parameters of a closed model, which are on the meta device, values by their names; none: they stay."""
+    if not values:
+        return
+    made: dict[int, torch.nn.Parameter] = {}
+    for name, p in list(model.named_parameters(remove_duplicate=False)):
+        holder, _, own = name.rpartition(".")
+        if name in values:
+            made.setdefault(id(p), torch.nn.Parameter(values[name], requires_grad=p.requires_grad))
+        if id(p) in made:
+            setattr(model.get_submodule(holder), own, made[id(p)])
+
+
+def _load_whole(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    with full_parameters(model):
+        return type(model).load_state_dict(model, *args, **kwargs)
 
 
 def _refuse_call(*_: Any, **__: Any) -> NoReturn:

@@ -34,6 +34,7 @@ from ._versions import check_version
 from ._weights import stored_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+PIPELINE = "_sluice_pipeline"  # the attribute of a model whose stages are in this process
 
 
 def wrap(
@@ -232,7 +233,10 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
 
     values=False: no values are kept. The model has new parameters on the meta device, and the old ones must not be touched.
     """
-    session_of(model).close(values)
+    if (pipeline := vars(model).get(PIPELINE)) is not None:
+        pipeline.close(values=values)
+    else:
+        session_of(model).close(values)
 
 
 @outside_of_graphs
