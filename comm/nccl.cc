@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What follows is NCCL's binary interface, of which its header says that it does not change.
+// What follows is NCCL's binary interface, as versions 2.18 to 2.32 have it.
 constexpr int kSuccess = 0, kInProgress = 7;
 bool goes_on(int result) { return result == kSuccess || result == kInProgress; }
 constexpr int kBytes = 1;  // the type of elements
@@ -37,7 +37,7 @@ struct Settings {
 };
 
 constexpr milliseconds kPoll{1}, kWatch{20};
-// NCCL has joined hundreds of hosts in less.
+// How long ranks may take to join, and to end, before this one gives up.
 constexpr std::chrono::seconds kMostForJoining{30}, kMostForEnding{10};
 constexpr const char* kFinalize = "ncclCommFinalize";
 constexpr const char* kTooLate = "is not done after";
