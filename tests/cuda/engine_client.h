@@ -298,12 +298,12 @@ class Client {
     if (setup_.holds && unit == kHeld) engine_.release(unit);
   }
 
-  // The reverse of the order of forward. Where micro-batches end, ranks come to two units in turn, as the
-  // step says, and in some steps one of them lacks another.
+  // The reverse of the order of forward. Where micro-batches end, and there are enough units, ranks come to
+  // two units in turn, as the step says, and in some steps one of them lacks another.
   std::vector<UnitId> units_of_backward(int step, std::size_t pass) const {
     std::vector<UnitId> units(layout_.units().size());
     std::iota(units.rbegin(), units.rend(), UnitId{0});
-    if (!setup_.ends) return units;
+    if (!setup_.ends || units.size() < 5) return units;
     if ((step + setup_.ranks.rank) % 2 == 0) std::swap(units[2], units[3]);
     const bool lacks = setup_.ranks.rank == 0 && pass + 1 == setup_.micro_batches;
     if (lacks && step == 2) std::erase(units, units[1]);
