@@ -151,6 +151,7 @@ class Calls:
                     )
             is_in_pass = self.begin_pass()
             call.keeps = self._demand.begin(module, args, kwargs)
+            presence.look()
             for has, name, home in owner.places:
                 home.check_place(getattr(has, name, None))
             if self._on_gpu:

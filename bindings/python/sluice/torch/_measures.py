@@ -15,6 +15,7 @@ from . import _safetensors
 from ._gpu import HOST, Account, Gpu, Mark
 
 _WORTH = 32 << 20  # bytes by which the process must grow before memory is given back again
+_PAUSE = 2e-3  # seconds between looks at the process's memory, each of which takes some microseconds
 _MIB = 1 << 20
 _MORE = 32 << 20  # bytes that a warning adds to what was measured and a quarter of it, for the reserve that it names
 _MUCH = 0.9  # the part of the bytes that a step moves below which another reserve is worth a warning
@@ -285,9 +286,14 @@ class Keeper:
         # Autograd holds a tied parameter's gradients of both uses, and their sum, at once.
         self._threshold = budget - 3 * largest_gradient - budget // 32
         self._after = 0
+        self._next = 0.0  # when it is to look again
 
-    def look(self) -> int:
-        """Comes now and then in a step. Gives memory back where that is due; returns the bytes that the process had."""
+    def look(self) -> int | None:
+        """Comes often in a step. Gives memory back where that is due; returns the bytes that the process had, or None where it has looked
+        just before."""
+        if (now := time.perf_counter()) < self._next:
+            return None
+        self._next = now + _PAUSE
         resident = resident_bytes()
         if resident > max(self._threshold, self._after + _WORTH):
             self._after = self.give_back()

@@ -213,8 +213,7 @@ class Presence:
                 return
             if access == _abi.GRADIENT_ONLY or (access == _abi.READ and torch.is_grad_enabled()):
                 self.begin_step()
-            if self.engine.gpu is None or self.first_step.measured is None:
-                self.first_step.note(self.keeper.look())
+            self.look()
             self.gradients.drop_ended()
             if not held:
                 self._make_room(unit)
@@ -401,6 +400,14 @@ class Presence:
         self.gradients.end(slot for slot in slots if getattr(self.homes[slot.index].parameter.grad, "_slot", None) is not slot)
 
     # ---- the plan ----
+
+    def look(self) -> None:
+        """Comes often in a step: before calls and units, and with gradients. Notes what the process has, and gives memory back where that is
+        due. What the C library keeps may grow between any two operations, also where all units stay present."""
+        if self.engine.gpu is None or self.first_step.measured is None:
+            with self.lock:
+                if (resident := self.keeper.look()) is not None:
+                    self.first_step.note(resident)
 
     def grown(self) -> int:
         """The bytes that the process has grown by since the model was wrapped, but not for the model."""

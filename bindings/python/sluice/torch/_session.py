@@ -21,7 +21,7 @@ from ._engine import ModelEngine
 from ._gradients import Arrived, Gradient, Gradients
 from ._guards import guard, keep_touches_served, override, refuse_copy, restore
 from ._homes import Home
-from ._measures import Keeper, Ready, resident_bytes
+from ._measures import Keeper, Ready
 from ._moving import Moving, places_of, replace
 from ._prepare import Prepared
 from ._presence import Presence
@@ -174,14 +174,13 @@ class Session:
     def take_gradient(self, parameter: torch.nn.Parameter) -> None:
         """Comes after autograd made p.grad or added to it."""
         self.demand.freed()
-        home, first_step = self.presence.by_id[id(parameter)], self.presence.first_step
+        home = self.presence.by_id[id(parameter)]
         self.presence.users.note_gradient()
         gradient = parameter.grad
         if gradient is None:
             return
         if not isinstance(gradient, Gradient):  # else autograd has added to it
-            if first_step.measured is None:
-                first_step.note(resident_bytes())
+            self.presence.look()
             if gradient.requires_grad:
                 parameter.grad = None
                 raise StateError(
