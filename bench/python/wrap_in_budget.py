@@ -26,6 +26,7 @@ LLAMA = {"hidden_size": 1280, "intermediate_size": 3456, "num_hidden_layers": 20
 # By name: the model of transformers, and its configuration.
 MODELS = {
     "vit-base": ("ViTForImageClassification", {"num_labels": 1000, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
+    "resnet-50": ("ResNetForImageClassification", {"num_labels": 1000}),
     "bert-large": ("BertForMaskedLM", {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
                                        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
     "t5-base": ("T5ForConditionalGeneration", {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12,
@@ -65,7 +66,7 @@ def made(name, batch, seq):
     with torch.device("meta"):
         model = kind(config)
     drawn = torch.Generator().manual_seed(5)
-    if name == "vit-base":
+    if name in ("vit-base", "resnet-50"):
         return model, {"pixel_values": torch.randn(batch, 3, 224, 224, generator=drawn)}, torch.arange(batch)
     ids = torch.randint(0, config.vocab_size, (batch, seq), generator=drawn)
     return model, {"input_ids": ids}, ids

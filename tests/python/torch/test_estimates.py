@@ -255,6 +255,39 @@ def test_what_a_model_holds_of_others_stays_as_it_is():
     assert all(type(p) is torch.nn.Parameter for p in wrapped.parameters())
 
 
+KEEPING = {
+    "lstm": (torch.nn.LSTM, (48, 64), dict(batch_first=True), (8, 32, 48)),
+    "deep lstm": (torch.nn.LSTM, (48, 100, 2), dict(bidirectional=True), (32, 8, 48)),
+    "gru": (torch.nn.GRU, (48, 64, 2), {}, (32, 8, 48)),
+    "rnn": (torch.nn.RNN, (48, 64), {}, (32, 8, 48)),
+    "convolution": (torch.nn.Conv2d, (8, 16, 3), {}, (4, 8, 32, 32)),
+    "transposed": (torch.nn.ConvTranspose2d, (8, 16, 3), dict(stride=2), (4, 8, 16, 16)),
+    "encoder": (torch.nn.TransformerEncoderLayer, (64, 4), dict(batch_first=True), (4, 64, 64)),
+    "norm": (torch.nn.BatchNorm2d, (16,), {}, (8, 16, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("layer, given, named, shape", KEEPING.values(), ids=KEEPING)
+def test_what_a_layer_keeps_for_backward_is_estimated(layer, given, named, shape):
+    """Operators keep for backward what no module has, as the workspace of an LSTM of oneDNN."""
+    torch.manual_seed(3)
+    model, batch, kept = layer(*given, **named), torch.randn(*shape, requires_grad=True), {}
+    own = {p.untyped_storage().data_ptr() for p in (batch, *model.parameters(), *model.buffers())}
+
+    def note(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = model(batch)
+    for tensor in output if isinstance(output, tuple) else [output]:
+        if isinstance(tensor, torch.Tensor):
+            note(tensor)
+    real = sum(size for place, size in kept.items() if place not in own)
+    estimated = sluice.torch.estimate(model, batch.detach(), train=True).kept
+    assert 0.95 * real <= estimated <= 1.6 * real
+
+
 def test_a_model_without_parameters_is_estimated():
     assert sluice.torch.estimate(torch.nn.ReLU(), torch.ones(4, 8), train=True).peak > 0
 

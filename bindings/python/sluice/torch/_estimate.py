@@ -30,13 +30,18 @@ _FIXED = HOST  # code of libraries that is loaded in the first step, thread stac
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
 _PARTS_OF_GPU = (2, 4, 8, 16)  # what PyTorch gets of a GPU's memory where nothing is known of it is one of so many parts, and what is free
 _GROUPED = torch.ops.aten._grouped_mm.default
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _SHARE = 0.25  # of the peak, for what the allocator keeps between blocks and operators use inside
+# The C library gives a block of this size or more back to the system as soon as it is freed (mallopt(3), M_MMAP_THRESHOLD), so that of
+# such blocks less is allowed for.
+_LARGE, _SHARE_OF_LARGE = 32 << 20, 0.05
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Bytes besides the parameters: the most that are alive at once, these with a margin, and those that are alive
-    between forward and backward."""
+    """Bytes besides the parameters: the most that are alive at once, what is planned for on the CPU, and those that are alive between
+    forward and backward."""
 
     peak: int
     reserve: int
@@ -57,11 +62,17 @@ class _Alive(Values):
         self._seen: set[int] = set()
         self._casts: set[int] = set()  # the storages of parameters' casts
         self.current = self.peak = 0
+        self._large = 0  # of the current bytes, those of large storages
+        self.needed = 0  # the peak with the margin of the C library's allocator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = _in_groups(*args, **(kwargs or {})) if func is _GROUPED else super().__torch_dispatch__(func, types, args, kwargs)
+        if func is _LSTM:
+            result = _with_workspace(result, args)
         for tensor in tensors_among(result):
             self._note(tensor.untyped_storage())
+        if func in _CONVOLUTIONS:  # oneDNN has copies of all that they use, in layouts of its own
+            self._need(sum(tensor.nbytes for tensor in (*tensors_among(args), *tensors_among(result))))
         if func is torch.ops.aten._to_copy.default and id(args[0].untyped_storage()) in self.ignored:
             self._casts.add(id(result.untyped_storage()))
         return result
@@ -105,13 +116,21 @@ class _Alive(Values):
         self._seen.add(key)
         size = storage.nbytes()
         self.current += size
+        self._large += size if size >= _LARGE else 0
         self.peak = max(self.peak, self.current)
+        self._need(0)
         weakref.finalize(storage, self._gone, key, size)
+
+    def _need(self, inside: int) -> None:
+        """Notes what is needed now, with the bytes that an operator uses inside."""
+        large = self._large + int(self._large * _SHARE_OF_LARGE)
+        self.needed = max(self.needed, with_margin(self.current - self._large) + large + inside)
 
     def _gone(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self._casts.discard(key)
         self.current -= size
+        self._large -= size if size >= _LARGE else 0
 
 
 def _unpack(kept: Any) -> torch.Tensor:
@@ -125,6 +144,16 @@ def _in_groups(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = N
     """_grouped_mm for fakes, also in f32, which PyTorch's own rule for fakes refuses though the CPU takes it."""
     groups = [len(offs)] if a.dim() == b.dim() == 2 else [len(a)] if a.dim() == b.dim() else []
     return a.new_empty([*groups, a.shape[-2], b.shape[-1]], dtype=out_dtype or a.dtype)
+
+
+def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
+    """What oneDNN's LSTM gives for fakes, with the workspace that it keeps for its backward pass, which PyTorch's own rule leaves empty: the
+    gates of each step, and up to twelve states and their gradients, whose rows it aligns."""
+    rows = result[0].numel() // result[0].shape[-1]
+    hidden = -(-result[0].shape[-1] // 16) * 16 + 16
+    *others, workspace = result
+    is_kept = args[-1]
+    return (*others, workspace.new_empty(rows * (4 + 12) * hidden * 4 if is_kept else 0, dtype=torch.uint8))
 
 
 def kind_of(
@@ -273,7 +302,7 @@ def estimate_call(
                 error.add_note(f"Sluice had run the model without values, to estimate this {what}; state `reserve` to leave that out.")
             raise
         raise _refusal(model, called, error, alive.peak, what, call_of_it) from error
-    return Estimate(alive.peak, with_margin(alive.peak) + _FIXED, kept)
+    return Estimate(alive.peak, alive.needed + _FIXED, kept)
 
 
 @contextlib.contextmanager
