@@ -205,6 +205,11 @@ def test_layers_may_be_frozen_between_steps(two):
     assert two.call("thawed") == two.call("thawed", chunks=2) == [[True] * 6] * 2
 
 
+def test_all_layers_of_a_stage_may_be_frozen_between_steps(two):
+    """In such a step that stage has no gradients."""
+    assert two.call("thawed", frozen="01") == two.call("thawed", frozen="23") == [[True] * 6] * 2
+
+
 # ---- what a stage holds ----
 
 
@@ -223,6 +228,11 @@ def test_gradients_that_are_not_finite_are_refused_on_all_ranks(two, four):
     of_four = four.call("not_finite", mesh="data=2,pipeline=2")
     for text, same, changed, loss in [*two.call("not_finite"), *two.call("not_finite", chunks=2), *of_four]:
         assert "not finite" in text and same and changed and loss > 0
+
+
+def test_a_step_without_any_gradient_is_refused_on_all_ranks(two):
+    for text, loss in two.call("without_gradients"):
+        assert "no parameter of any stage has a gradient" in text and loss > 0
 
 
 # ---- checkpoints ----

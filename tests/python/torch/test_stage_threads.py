@@ -78,7 +78,7 @@ def test_stages_of_one_process_have_the_bits_of_the_whole_model(process, number,
 # What functions of support.over_pipelines find, as test_pipeline.py looks at it.
 @pytest.mark.parametrize("called, given, expected", [
     ("evaluated", {"name": "tied"}, [True] * 7), ("evaluated", {"name": "layers", "chunks": 1}, [True] * 6), ("shapes", {}, [True] * 6),
-    ("thawed", {}, [True] * 6), ("closed", {}, []),
+    ("thawed", {}, [True] * 6), ("thawed", {"frozen": "01"}, [True] * 6), ("closed", {}, []),
 ])  # fmt: skip
 def test_they_do_what_stages_in_processes_do(process, called, given, expected):
     assert process("in_one_process", called=called, **given) == expected

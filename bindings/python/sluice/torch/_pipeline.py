@@ -104,7 +104,7 @@ class Stage:
             buffers = list(saved_buffers(model))
             self.module, self.optimizer = self._moved_in(model, prepared, stored, ready)
         if self._ranks is not None:
-            self.optimizer.register_step_pre_hook(self._compare_settings)
+            self.optimizer.register_step_pre_hook(self._check_step)
         if self._of_pipeline.ranks is not None:
             # It has no reference to this object: Python's collector does not see that the model's memory refers to the engine.
             session_of(self.module).engine.buffers_of_all = (buffers, functools.partial(_gathered, self._of_pipeline.ranks, self.data_rank))
@@ -325,11 +325,17 @@ class Stage:
         self._compare("the values of the batch", [each[1:33] for each in told], "all stages of a pipeline have one", of_pipeline=True)
         return tuple(each[33:] for each in told)
 
-    def _compare_settings(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Comes before a step, in which the ranks would else wait for one that is in another call."""
+    def _check_step(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Comes before a step, in which the ranks would else wait for one that is in another call. A stage may have no gradients, as where
+        its layers are frozen for some steps."""
         settings = [{name: given for name, given in group.items() if name != "params"} for group in optimizer.param_groups]
         own, what = repr(mapped(settings, torch.Tensor.cpu)), "the settings of the optimizer"
-        self._compare(what, self._told(what, hashlib.sha256(own.encode()).digest()), f"its groups have {own:.200} here")
+        closure = next(iter(args[1:]), kwargs.get("closure"))  # which makes gradients later
+        has = closure is not None or any(p.grad is not None for p in self.module.parameters())
+        told = self._told(what, hashlib.sha256(own.encode()).digest() + struct.pack("?", has))
+        self._compare(what, [each[:-1] for each in told], f"its groups have {own:.200} here")
+        if not any(each[-1] for each in told):
+            raise StateError("optimizer.step() is called, and no parameter of any stage has a gradient; call forward_backward() before")
 
     def _told(self, what: str, own: bytes) -> list[bytes]:
         """What each rank tells."""

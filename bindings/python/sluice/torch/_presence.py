@@ -56,8 +56,9 @@ class Updates:
 
     def end(self, presence: Presence, got: Sequence[Home], settings: Sequence[Settings], factor: float) -> bool:
         """Ends the engine's step, with these parameters' gradients times the factor. Returns whether there was any here; other
-        ranks may have some."""
-        if not got and presence.engine.options.ranks is None:
+        ranks, and other stages of a pipeline, may have some."""
+        options = presence.engine.options
+        if not got and options.ranks is None and options.sections is None:
             return False
         presence.release_all()
         presence.begin_step()
