@@ -157,6 +157,13 @@ def bloom():
     )  # fmt: skip
 
 
+def mamba():
+    """Its code reads the type of the head's weight, on each stage."""
+    return transformers.MambaForCausalLM(
+        transformers.MambaConfig(hidden_size=32, num_hidden_layers=4, vocab_size=128, state_size=4, tie_word_embeddings=False)
+    )
+
+
 def opt():
     """A product follows its embedding, and precedes its head, which shares the table."""
     return transformers.OPTForCausalLM(
@@ -179,7 +186,7 @@ def gemma():
 
 OF_TRANSFORMERS = {
     "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "broad_tied": lambda: gpt2(tied=True, vocab_size=12000), "hooked": hooked,
-    "llama": llama, "bloom": bloom, "opt": opt, "gemma": gemma, "deep_gpt2": lambda: gpt2(n_layer=6),
+    "llama": llama, "bloom": bloom, "mamba": mamba, "opt": opt, "gemma": gemma, "deep_gpt2": lambda: gpt2(n_layer=6),
     "deep_tied": lambda: gpt2(tied=True, n_layer=6), "deep_llama": lambda: llama(6), **families.FAMILIES,
 }  # fmt: skip
 MODELS = {

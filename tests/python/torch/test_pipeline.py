@@ -163,8 +163,9 @@ def test_embedding_and_head_may_share_a_table(two, three, stages, name, given, o
     has_the_bits_of_the_whole_model(stages, two, three, given, of_two={"place": "disk", **options}, of_three=options)
 
 
-def test_a_model_of_another_form_is_cut(two, three):
-    given = {"name": "bloom", "micro_batches": 2, "steps": 1}
+@pytest.mark.parametrize("name, options", [("bloom", {}), ("mamba", {"units": None})])
+def test_a_model_of_another_form_is_cut(two, three, name, options):
+    given = {"name": name, "micro_batches": 2, "steps": 1, **options}
     assert merged(three.call("piped", **given)) == two.call("whole", **given)[0]
 
 

@@ -312,6 +312,8 @@ class _Elsewhere(torch.nn.Module):
         # What a model's code reads of its blocks, such as the kind of attention.
         plain = {k: v for k, v in vars(module).items() if isinstance(v, (str, int, float)) and not k.startswith("_")}
         self.__dict__.update({k: v for k, v in plain.items() if k not in self.__dict__})
+        if (weight := dict(module.named_parameters(recurse=False)).get("weight")) is not None:
+            self.__dict__["weight"] = torch.empty(0, dtype=weight.dtype, device="meta")  # models of Mamba read the type of their head's
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Passes on its first argument, or what `then` makes of it."""
