@@ -466,8 +466,16 @@ def _linears(count=2):
     return [nn.Linear(8, 8) for _ in range(count)]
 
 
+def _mixtral():
+    config = transformers.MixtralConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=128, num_local_experts=2,
+        output_router_logits=True,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config)
+
+
 REFUSED = {
-    "fewer": lambda: _linears(1),
+    "mixtral": _mixtral, "fewer": lambda: _linears(1),
     "without": lambda: nn.Sequential(*_linears(1), nn.ReLU()),
     "frozen": lambda: [nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)],
     "shared": _shared, "calling": _calling, "calling_third": lambda: _calling(1) + _linears(1), "shared_of_three": lambda: _shared() + _linears(1),
@@ -481,9 +489,9 @@ REFUSED = {
 }  # fmt: skip
 
 
-def refused(what, rows=8, differs=False, of_ranks=(), batch_on="cpu", **options):
+def refused(what, rows=8, differs=False, of_ranks=(), batch_on="cpu", targets=None, gradients=True, **options):
     """The error of a Pipeline, or of its first step. differs: the last rank has another batch; of_ranks: what each rank gives besides the
-    options."""
+    options; targets: of what kind they are."""
     torch.manual_seed(3)
     given = {"memory": "4GiB", "reserve": "64MiB", "micro_batches": 2} | options | (of_ranks[RANK] if of_ranks else {})
     if what in _MEASURED:
@@ -495,7 +503,10 @@ def refused(what, rows=8, differs=False, of_ranks=(), batch_on="cpu", **options)
             batch = {"inputs_embeds": torch.ones(rows, 8, 32), "labels": torch.ones(rows, 8, dtype=torch.int64)}
         if what == "shifts":
             batch = {"input_ids": torch.ones(rows, 8, dtype=torch.int64)}
-        pipe.train_step(batch, (lambda output, _: output.logits.sum()) if what == "shifts" else loss_fn)
+        if targets is not None:
+            batch = batch[0], {"numbers": [0.0] * rows, "array": batch[1].numpy()}[targets]
+        with torch.set_grad_enabled(gradients):
+            pipe.train_step(batch, (lambda output, _: output.logits.sum()) if what == "shifts" else loss_fn)
     except (sluice.Error, TypeError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     pipe.close()
@@ -601,6 +612,17 @@ def thawed(frozen="0", **options):
         same.append(math.isclose(pipe.train_step((x, y), loss_fn).item(), sum(parts).item(), rel_tol=1e-5))
     pipe.close()
     return same
+
+
+def of_all_labels():
+    """Micro-batches have unlike numbers of labels that are not -100. Returns the loss with num_items_in_batch, and that of the whole batch."""
+    model, batch = made("llama"), batch_of("llama", 0)
+    batch["labels"] = batch["labels"].masked_fill(torch.arange(8) * ROWS < torch.arange(ROWS)[:, None] * 8, -100)
+    expected = model(**batch).loss.item()
+    pipe = sluice.torch.Pipeline(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3)
+    found = pipe.train_step(batch | {"num_items_in_batch": (batch["labels"][:, 1:] != -100).sum() / 3}).item()
+    pipe.close()
+    return found, expected
 
 
 def without_gradients():

@@ -196,6 +196,11 @@ def test_a_batch_is_evaluated_as_by_the_whole_model(two, three, name):
     assert two.call("evaluated", name=name, chunks=2) == [[True] * 6, of_last]
 
 
+def test_a_loss_may_be_the_mean_over_all_labels(two):
+    for found, expected in two.call("of_all_labels"):
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_groups_are_of_the_whole_model(two):
     (first, count), (second, other_count) = two.call("groups")
     assert first == [[1, 0.1, 0.0], [1, 0.5, 0.01], [0, 0.1, 0.01]] and second == [[1, 0.1, 0.0], [0, 0.5, 0.01], [1, 0.1, 0.01]]
@@ -305,6 +310,10 @@ def test_values_come_from_files_to_each_stage(two, tmp_path, chunks):
     ("linears", {"stages": "0-1"}, ["the cut '0-1' has 1 groups of blocks, and there are 2 stages"]),
     ("linears", {"stages": "zero,one"}, ["'zero' where the number of a block must be"]),
     ("linears", {"micro_batches": 3}, ["the batch has tensors of", "a multiple of micro_batches"]),
+    ("linears", {"targets": "numbers"}, ["the batch has a list of 8 numbers", "tensors alone are cut into micro-batches"]),
+    ("linears", {"targets": "array"}, ["the batch has a ndarray", "tensors alone are cut into micro-batches"]),
+    ("linears", {"gradients": False}, ["StateError: gradients are off", "or call evaluate()"]),
+    ("mixtral", {}, ["output_router_logits is set", "asks for what all blocks give"]),
     ("linears", {"micro_batches": 0}, ["micro_batches is 0"]),
     ("linears", {"pipeline": "interleaved"}, ["pipeline is 'interleaved'; it is '1f1b' or 'gpipe'"]),
     ("linears", {"pipeline": "zb-h1"}, ["'zb-h1' is for native models"]),

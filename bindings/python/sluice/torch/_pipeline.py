@@ -27,7 +27,7 @@ from ._estimate import autocast_types
 from ._gpu import CPU
 from ._gradients import norms_of
 from ._measures import Keeper, Ready
-from ._modes import mapped
+from ._modes import mapped, parts_of
 from ._order import Action, actions_of, calls_in_flight
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
@@ -87,6 +87,8 @@ class Stage:
 
             def planned() -> tuple[Blocks, Optional[Cut], Prepared, Mapping[str, InFiles]]:
                 _check_chunks(chunks, self.stages)
+                if self.stages > 1:
+                    _check_outputs(model, {})
                 blocks = blocks_of(model)
                 cut = None if along is None else self._cut_model(model, blocks, along, pipeline, micro_batches, chunks, stages)
                 prepared = prepare(model, optimizer, memory=memory, together=self._of_stage, cut=cut, **options)
@@ -178,8 +180,8 @@ class Stage:
         mean of all micro-batches' losses, on all ranks, as a tensor on the CPU.
 
         batch: a pair of inputs, with which the first layer is called, and targets; of a model of transformers, the dict with which it is
-            called. Tensors in it are cut along their first dimension. All stages give the same, and ranks along "data" their own. They are
-            on the CPU, or on the stage's GPU, to which what it needs of a micro-batch goes otherwise.
+            called. Tensors in it are cut along their first dimension, and each micro-batch has all else. All stages give the same, and ranks
+            along "data" their own. Tensors are on the CPU, or on the stage's GPU, to which what it needs of a micro-batch goes otherwise.
         loss_fn: is called with the last layer's output and the targets, or with the model's output and the dict. None, of a model of
             transformers: the loss that it has of its labels.
         """
@@ -248,7 +250,7 @@ class Stage:
     def _run(self, actions: Sequence[Action], batch: Any, loss_fn: Optional[Loss]) -> torch.Tensor:
         """Does what this stage does for a batch. Returns the loss, on all ranks."""
         self._check_open()
-        parts, shapes = self._others.agreed(lambda: self._cut(batch, loss_fn), "the batch of a pipeline")
+        parts, shapes = self._others.agreed(lambda: self._cut(batch, loss_fn, actions is self._actions), "the batch of a pipeline")
         states = self._check_alike(batch)
         with self._failing():
             known = shapes, states  # of what passes between the stages
@@ -268,18 +270,17 @@ class Stage:
             self._kinds[known] = step.kinds()
             return self._shared(step.loss)
 
-    def _cut(self, batch: Any, loss_fn: Any) -> tuple[list[tuple[Any, Any]], str]:
+    def _cut(self, batch: Any, loss_fn: Any, trains: bool) -> tuple[list[tuple[Any, Any]], str]:
         """The micro-batches, as inputs and targets, and the shapes of the batch."""
+        if trains and not torch.is_grad_enabled():
+            raise StateError("gradients are off (torch.no_grad()), and the pipeline is to train; turn them on, or call evaluate()")
         fits = isinstance(batch, Mapping) if self._of_transformers else isinstance(batch, (tuple, list)) and len(batch) == 2
         if not fits:
             needed = "a dict, as a model of transformers is called with," if self._of_transformers else "a pair of inputs and targets"
             raise InvalidArgumentError(f"the batch is a {type(batch).__name__}; {needed} is needed")
         batch = (dict(batch), None) if self._of_transformers else batch
-        for name in _OF_ALL_BLOCKS if self._of_transformers and self.stages > 1 else ():
-            if batch[0].get(name, getattr(getattr(self.module, "config", None), name, False)):
-                raise InvalidArgumentError(
-                    f"{name} is set, in the batch or the model's config, and asks for what all blocks give, of which this stage has some alone"
-                )
+        if self._of_transformers and self.stages > 1:
+            _check_outputs(self.module, batch[0])
         is_tied = self._cut_of is not None and self._cut_of.tied is not None
         if is_tied and not isinstance(batch[0].get(IDS), torch.Tensor):
             raise InvalidArgumentError(
@@ -294,8 +295,10 @@ class Stage:
         if len(sizes) != 1 or (size := sizes.pop()) % self.micro_batches or not size:
             raise InvalidArgumentError(
                 f"the batch has tensors of {shapes}, and is cut along the first dimension into {self.micro_batches} micro-batches: it is "
-                "to be the same in all of them, and a multiple of micro_batches"
+                "to be the same in all of them, and a multiple of micro_batches (DataLoader(drop_last=True) leaves out a smaller last batch)"
             )
+        if self.micro_batches > 1:
+            _check_cut(batch, size)
         count = size // self.micro_batches
 
         def part(number: int) -> tuple[Any, Any]:
@@ -542,6 +545,25 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, chunks: Any, mesh:
                 f"the mesh {mesh!r} has an axis {axis!r}, along which layers of native models are cut (sluice train --mesh); a Pipeline "
                 "may have data and pipeline"
             )
+
+
+def _check_outputs(model: torch.nn.Module, batch: Mapping[str, Any]) -> None:
+    for name in _OF_ALL_BLOCKS:
+        if batch.get(name, getattr(getattr(model, "config", None), name, False)):
+            raise InvalidArgumentError(
+                f"{name} is set, in the batch or the model's config, and asks for what all blocks give, of which this stage has some alone"
+            )
+
+
+def _check_cut(batch: Any, rows: int) -> None:
+    """Refuses what is not cut, and has a value for each row: each micro-batch would have the values of all rows."""
+    parts = parts_of(batch)
+    is_array = not isinstance(batch, torch.Tensor) and hasattr(batch, "__array__") and len(getattr(batch, "shape", ())) > 0
+    if is_array or (isinstance(batch, (list, tuple)) and len(batch) == rows and all(isinstance(each, (int, float)) for each in batch)):
+        what = f"a {type(batch).__name__}" + ("" if is_array else f" of {rows} numbers, which is how many rows it has")
+        raise InvalidArgumentError(f"the batch has {what}, and tensors alone are cut into micro-batches; give it as a tensor")
+    for part in parts or ():
+        _check_cut(part, rows)
 
 
 def _check_chunks(chunks: int, stages: int) -> None:
