@@ -93,6 +93,21 @@ def counting():
     return [nn.Linear(16, 16), Counts(True), Counts(False)]
 
 
+class Recurrent(nn.Module):
+    """A layer of PyTorch that also keeps its weights in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, x):
+        return self.own(x[:, None])[0][:, 0]
+
+
+def recurrent():
+    return [Recurrent(), Recurrent(), nn.Linear(16, 4)]
+
+
 def channels_last():
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Flatten(),
@@ -190,8 +205,8 @@ OF_TRANSFORMERS = {
     "deep_tied": lambda: gpt2(tied=True, n_layer=6), "deep_llama": lambda: llama(6), **families.FAMILIES,
 }  # fmt: skip
 MODELS = {
-    "layers": layers, "deep": deep, "experts": experts, "broad": broad, "nested": nested, "counting": counting, "channels_last": channels_last,
-    **OF_TRANSFORMERS,
+    "layers": layers, "deep": deep, "experts": experts, "broad": broad, "nested": nested, "counting": counting, "recurrent": recurrent,
+    "channels_last": channels_last, **OF_TRANSFORMERS,
 }  # fmt: skip
 
 

@@ -50,6 +50,7 @@ TABLE = [
     ([0, 1, 2], "deep", {"micro_batches": 4, "clip": 0.5}, {"chunks": 2, "place": "device"}),
     ([0, 1], "deep_tied", {"micro_batches": 6}, {"chunks": 2, "pipeline": "gpipe", "place": "disk"}),
     ([0], "layers", {"micro_batches": 2, "clip": 0.5}, {"place": "memory"}),
+    ([0, 1], "recurrent", {"micro_batches": 2}, {"place": "memory"}),
 ]  # fmt: skip
 MORE = [([0, 1], name, {"micro_batches": 2, "clip": 0.5, "steps": 2}, {"place": "device"}) for name in (
     "bloom", "opt", "gemma", "experts", "BLOOM", "DeepSeek V3", "Falcon", "Gemma 2", "GPT-J", "GPT-NeoX", "Llama with LoRA", "Mixtral", "Phi", "Qwen3")]  # fmt: skip

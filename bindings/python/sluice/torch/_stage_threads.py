@@ -278,8 +278,8 @@ def _copy_of(module: torch.nn.Module, made: _Copies) -> torch.nn.Module:
     twin = made[module] = object.__new__(type(module))
     own = vars(twin)  # what torch.compile() makes of a module hands on what is set
     for key, value in vars(module).items():
-        if key in _OF_MODULES and isinstance(value, (dict, set)):
-            value = copy.copy(value)
+        if (key in _OF_MODULES and isinstance(value, (dict, set))) or key == "_flat_weights":
+            value = copy.copy(value)  # PyTorch keeps the weights of an LSTM in a list, too, and writes to it where one is set
         elif isinstance(value, types.MethodType) and value.__self__ is module:
             value = types.MethodType(value.__func__, twin)
         own[key] = value
