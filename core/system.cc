@@ -117,7 +117,10 @@ std::string first_line(const std::string& path) {
 MemoryState memory_state(const std::string& root) {
   const std::string info = file_text(root + "/proc/meminfo").value_or("");
   MemoryState state;
-  if (const auto kib = number_after(info, "MemTotal:")) state.total = *kib * kKiB;
+  if (const auto kib = number_after(info, "MemTotal:")) {
+    state.total = *kib * kKiB;
+    state.with_swap = state.total + number_after(info, "SwapTotal:").value_or(0) * kKiB;
+  }
   if (const auto kib = number_after(info, "MemAvailable:")) state.available = *kib * kKiB;
   for (const ControlGroup& group : control_groups(root, "memory"))
     for (const std::string& folder : group.folders) {

@@ -14,6 +14,7 @@ struct MemoryState {                 // SIZE_MAX where a value is unknown
   std::size_t total = SIZE_MAX;      // of the machine, or of the tightest control group around this process
   std::size_t available = SIZE_MAX;  // the bytes that this process can still allocate within all such limits
   std::optional<std::size_t> group_limit;  // the tightest cgroup limit, where there is one
+  std::optional<std::size_t> with_swap;    // what the whole machine has, together with its swap
 };
 MemoryState memory_state(const std::string& root = "/");
 

@@ -249,9 +249,11 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.sections = options.sections == nullptr ? nullptr : &options.sections->communicator;
   made.reserved = options.reserved;
   made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, made.request, made.rates);
-  if (purpose == For::kEngine)
+  if (purpose == For::kEngine) {
     engine::check_group_limit(made.plan.peak_memory, ranks_here(options),
                               "within options.memory the plan takes");
+    engine::check_machine_memory(made.plan.peak_memory, ranks_here(options));
+  }
   return made;
 }
 

@@ -28,4 +28,9 @@ std::uint64_t default_memory();
 void check_group_limit(std::uint64_t bytes, int ranks_here, std::string_view what,
                        std::optional<std::size_t> limit = memory_state().group_limit);
 
+// Throws Error(kBudget) where the plans of this machine's ranks take `peak` bytes each, and the machine has
+// less with its swap (`most`): the kernel would kill one of them without a message.
+void check_machine_memory(std::uint64_t peak, int ranks_here,
+                          std::optional<std::size_t> most = memory_state().with_swap);
+
 }  // namespace sluice::engine

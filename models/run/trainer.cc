@@ -94,6 +94,7 @@ namespace {
 
 TrainResult train_as_planned(Setup& setup, RunRanks& ranks, const TrainEvents& events) {
   const TrainSettings& settings = setup.settings;
+  engine::check_machine_memory(setup.plan.plan.peak_memory, settings.ranks_here);
   if (!settings.resume && !setup.first_values)
     check_hugging_face_folder(*setup.tools->io, settings.model, setup.config,
                               engine::Layout(setup.model->units()));

@@ -55,6 +55,9 @@ TEST(MemoryState, WithoutGroupsIsTheMachine) {
   EXPECT_EQ(state.total, 8 * kGiB);
   EXPECT_EQ(state.available, 6 * kGiB);
   EXPECT_FALSE(state.group_limit.has_value());
+  EXPECT_EQ(state.with_swap, 8 * kGiB);
+  fake.put("proc/meminfo", "MemTotal: 8388608 kB\nSwapTotal: 1048576 kB\n");
+  EXPECT_EQ(memory_state(fake.root()).with_swap, 9 * kGiB);
 }
 
 TEST(MemoryState, IsUnknownWithoutFiles) {

@@ -22,4 +22,13 @@ TEST(GroupLimit, LeavesWhatIsThere) {
   EXPECT_NO_THROW(check_group_limit(300 * kGiB, 64, "", std::nullopt));
 }
 
+TEST(MachineMemory, SaysThatAPlanCannotBeHeld) {
+  const Thrown thrown = thrown_by([] { check_machine_memory(300 * kMiB, 2, std::size_t{70} * kMiB); });
+  EXPECT_EQ(thrown.code, ErrorCode::kBudget);
+  for (const char* part : {"takes 300 MiB", "each of the 2 ranks", "has 70.0 MiB", "at most 35.0 MiB"})
+    EXPECT_THAT(thrown.text, ::testing::HasSubstr(part));
+  EXPECT_NO_THROW(check_machine_memory(35 * kMiB, 2, std::size_t{70} * kMiB));
+  EXPECT_NO_THROW(check_machine_memory(300 * kGiB, 64, std::nullopt));
+}
+
 }  // namespace sluice::engine::process_test
