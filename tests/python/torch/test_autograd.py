@@ -139,11 +139,24 @@ def test_frozen_parameters_stay_and_unfreezing_is_refused():
     optimizer = wrap(model, "disk")[1]
     model.first.weight.requires_grad_(True)
     loss_of(model, 0).backward()
-    with pytest.raises(sluice.StateError, match=r"'first.weight' was frozen when .*close.*wrap"):
+    with pytest.raises(sluice.StateError, match=r"'first.weight' was frozen when .*close.*wrap.*frozen after that"):
         optimizer.step()
     model.first.requires_grad_(False)
     model.first.weight.grad = None
     optimizer.step()
+
+
+def test_layers_that_are_frozen_after_the_wrap_are_unfrozen_at_any_step():
+    """As recipes unfreeze a model layer by layer: a layer has no state before its first gradient."""
+
+    def loop(model, optimizer, note):
+        model.requires_grad_(False)
+        for layer in (model.last, model.middle, model.first):
+            layer.requires_grad_(True)
+            plain_loop(model, optimizer, note, steps=2)
+            note(torch.tensor(len(optimizer.state_dict()["state"])))
+
+    check_as_plain(Chain, loop)
 
 
 def test_freezing_in_mid_run():

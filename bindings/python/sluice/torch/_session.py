@@ -262,7 +262,8 @@ class Session:
         if not home.trainable:
             raise StateError(
                 f"'{home.name}' was frozen when the model was wrapped, and has a gradient now; to train it, "
-                "sluice.torch.close() the model, and wrap it again with requires_grad set"
+                "sluice.torch.close() the model, and wrap it again with requires_grad set; it may be frozen after that, and "
+                "unfrozen at any step"
             )
         if self.presence.updates.in_backward and isinstance(gradient, Gradient):
             return True
