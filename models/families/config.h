@@ -12,9 +12,14 @@ namespace sluice::models {
 
 struct Family;
 
-// Llama 3's scaling of the rotary frequencies ("rope_type": "llama3").
+// A scaling of the rotary frequencies ("rope_type"): "linear" divides all of them by the factor, and "llama3"
+// those of long wavelengths.
 struct RopeScaling {
-  double factor = 8, low_frequency_factor = 1, high_frequency_factor = 4;
+  enum class Kind : std::uint8_t { kLlama3, kLinear };
+  Kind kind = Kind::kLlama3;
+  double factor = 8;
+  // Of Llama 3's alone.
+  double low_frequency_factor = 1, high_frequency_factor = 4;
   std::size_t original_context = 8192;
 };
 

@@ -32,7 +32,7 @@ ModelConfig sized(const LlamaSizes& sizes, std::size_t vocabulary, std::size_t c
 ModelConfig llama3(const LlamaSizes& sizes, double factor, bool tied) {
   ModelConfig config = sized(sizes, 128256, 131072);
   config.rope_theta = 500000;
-  config.rope_scaling = RopeScaling{factor, 1, 4, 8192};
+  config.rope_scaling = RopeScaling{RopeScaling::Kind::kLlama3, factor, 1, 4, 8192};
   config.tied_head = tied;
   return config;
 }
@@ -58,13 +58,19 @@ void read_rope(const ConfigReader& reader, ModelConfig& config) {
     rope.refuse("partial_rotary_factor", "1: Sluice turns whole heads");
   const std::string type = rope.text("rope_type", rope.text("type", "default"));
   if (type == "default") return;
-  if (type != "llama3") rope.refuse(rope.has("rope_type") ? "rope_type" : "type", "default or llama3");
+  if (type != "llama3" && type != "linear")
+    rope.refuse(rope.has("rope_type") ? "rope_type" : "type", "default, linear or llama3");
   RopeScaling scaling;
   scaling.factor = rope.number("factor");
+  if (scaling.factor < 1) rope.refuse("factor", "at least 1");
+  if (type == "linear") {
+    scaling.kind = RopeScaling::Kind::kLinear;
+    config.rope_scaling = scaling;
+    return;
+  }
   scaling.low_frequency_factor = rope.number("low_freq_factor");
   scaling.high_frequency_factor = rope.number("high_freq_factor");
   scaling.original_context = rope.size("original_max_position_embeddings");
-  if (scaling.factor < 1) rope.refuse("factor", "at least 1");
   if (scaling.low_frequency_factor <= 0) rope.refuse("low_freq_factor", "above 0");
   if (scaling.high_frequency_factor <= scaling.low_frequency_factor)
     rope.refuse("high_freq_factor", "above low_freq_factor");
@@ -127,6 +133,8 @@ ModelConfig read_mistral(const ConfigReader& reader) {
 }
 
 Json rope_to_json(const RopeScaling& scaling) {
+  if (scaling.kind == RopeScaling::Kind::kLinear)
+    return {{"rope_type", "linear"}, {"factor", scaling.factor}};
   return {{"rope_type", "llama3"},
           {"factor", scaling.factor},
           {"low_freq_factor", scaling.low_frequency_factor},
@@ -177,8 +185,10 @@ void check(const ModelConfig& config) {
     fail(ErrorCode::kInvalidArgument, "the Llama family has dropout in its attention alone");
 }
 
-// Low frequencies are divided by the factor, high ones stay, and those in between are interpolated.
+// Llama 3's scaling divides low frequencies by the factor, leaves high ones, and interpolates those in
+// between.
 double stretched(double frequency, const RopeScaling& scaling) {
+  if (scaling.kind == RopeScaling::Kind::kLinear) return frequency / scaling.factor;
   const double context = static_cast<double>(scaling.original_context);
   const double wavelength = 2 * std::numbers::pi / frequency;
   if (wavelength > context / scaling.low_frequency_factor) return frequency / scaling.factor;
@@ -188,7 +198,7 @@ double stretched(double frequency, const RopeScaling& scaling) {
   return (1 - smooth) * frequency / scaling.factor + smooth * frequency;
 }
 
-// Returns transformers' rotary frequencies, with Llama 3's scaling where the configuration has it.
+// Returns transformers' rotary frequencies, with the scaling that the configuration has.
 std::vector<double> rotary_frequencies(const ModelConfig& config) {
   std::vector<double> frequencies(config.head_width / 2);
   for (std::size_t i = 0; i < frequencies.size(); ++i) {

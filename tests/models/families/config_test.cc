@@ -79,6 +79,11 @@ TEST(ConfigTest, ReadsQwen2AndBothFormsOfRope) {
   EXPECT_EQ(config.rope_theta, 5000);
   ASSERT_TRUE(config.rope_scaling);
   EXPECT_EQ(config.rope_scaling->original_context, 64u);
+  json["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2.5}, {"rope_theta", 5000.0}};
+  ModelConfig linear = config_from_hugging_face(json, "config.json");
+  linear.hugging_face = nullptr;
+  const Json written = {{"rope_type", "linear"}, {"factor", 2.5}};
+  EXPECT_EQ(config_to_hugging_face(linear, Dtype::kF32).at("rope_scaling"), written);
 }
 
 struct Refusal {

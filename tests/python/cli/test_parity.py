@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import rounding
-from support.perturbed import LLAMA3, gpt2, llama, make_model, mistral, qwen2
+from support.perturbed import LINEAR, LLAMA3, gpt2, llama, make_model, mistral, qwen2
 from support.sluice_process import BUILD
 
 PARITY_DUMP = BUILD / "bin" / "parity_dump"
@@ -19,7 +19,7 @@ CASES = {
     "gpt2-untied": gpt2(vocab_size=257, n_positions=24, n_layer=3, n_head=3, n_inner=80, tie_word_embeddings=False),
     "llama-untied": llama(num_key_value_heads=4),
     "llama-grouped-tied-llama3": llama(vocab_size=128, head_dim=24, tie_word_embeddings=True, rope_parameters=LLAMA3),
-    "mistral": mistral(head_dim=16),
+    "mistral": mistral(head_dim=16, rope_parameters=LINEAR),
     "qwen2-bias": qwen2(),
 }
 

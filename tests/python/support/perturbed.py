@@ -9,6 +9,7 @@ NO_TOKENS = dict(bos_token_id=None, eos_token_id=None)
 NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 GPT2 = dict(vocab_size=256, n_positions=64, n_embd=48, n_layer=2, n_head=4) | NO_DROPOUT | NO_TOKENS
 SHAPE = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64) | NO_TOKENS
+LINEAR = dict(rope_type="linear", factor=2.5, rope_theta=10000.0)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, rope_theta=500.0)
 LLAMA3 |= dict(original_max_position_embeddings=16)
 
