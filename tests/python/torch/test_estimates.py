@@ -258,6 +258,7 @@ def test_what_a_model_holds_of_others_stays_as_it_is():
 KEEPING = {
     "lstm": (torch.nn.LSTM, (48, 64), dict(batch_first=True), (8, 32, 48)),
     "deep lstm": (torch.nn.LSTM, (48, 100, 2), dict(bidirectional=True), (32, 8, 48)),
+    "lstm of wide input": (torch.nn.LSTM, (1024, 16), dict(bidirectional=True), (16, 8, 1024)),
     "gru": (torch.nn.GRU, (48, 64, 2), {}, (32, 8, 48)),
     "rnn": (torch.nn.RNN, (48, 64), {}, (32, 8, 48)),
     "convolution": (torch.nn.Conv2d, (8, 16, 3), {}, (4, 8, 32, 32)),

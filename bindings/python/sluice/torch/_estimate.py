@@ -147,13 +147,22 @@ def _in_groups(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = N
 
 
 def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
-    """What oneDNN's LSTM gives for fakes, with the workspace that it keeps for its backward pass, which PyTorch's own rule leaves empty: the
-    gates of each step, and up to twelve states and their gradients, whose rows it aligns."""
-    rows = result[0].numel() // result[0].shape[-1]
-    hidden = -(-result[0].shape[-1] // 16) * 16 + 16
+    """What oneDNN's LSTM gives for fakes, with the workspace that it keeps for its backward pass, which PyTorch's own rule leaves empty: for
+    each step, and one before, its gates, and the states of two layers and their gradients. Rows of those that go from layer to layer are as
+    wide as the input where that is wider."""
+    given, output, size = args[0], result[0], args[0].element_size()
+    hidden = output.shape[-1]
+    wide, own, gates = _leading(max(given.shape[-1], hidden)), _leading(hidden), _leading(4 * hidden)
+    of_row = 16 * wide + 16 * own + size * (2 * wide + own + gates)
     *others, workspace = result
     is_kept = args[-1]
-    return (*others, workspace.new_empty(rows * (4 + 12) * hidden * 4 if is_kept else 0, dtype=torch.uint8))
+    return (*others, workspace.new_empty((len(output) + 1) * output.shape[1] * of_row if is_kept else 0, dtype=torch.uint8))
+
+
+def _leading(width: int) -> int:
+    """How far apart oneDNN puts the rows of a matrix with this width, in elements."""
+    aligned = -(-width // 16) * 16
+    return aligned if aligned % 256 else aligned + 16
 
 
 def kind_of(
