@@ -259,6 +259,7 @@ KEEPING = {
     "lstm": (torch.nn.LSTM, (48, 64), dict(batch_first=True), (8, 32, 48)),
     "deep lstm": (torch.nn.LSTM, (48, 100, 2), dict(bidirectional=True), (32, 8, 48)),
     "lstm of wide input": (torch.nn.LSTM, (1024, 16), dict(bidirectional=True), (16, 8, 1024)),
+    "fold": (torch.nn.Fold, ((34, 34), 3), {}, (4, 72, 1024)),
     "gru": (torch.nn.GRU, (48, 64, 2), {}, (32, 8, 48)),
     "rnn": (torch.nn.RNN, (48, 64), {}, (32, 8, 48)),
     "convolution": (torch.nn.Conv2d, (8, 16, 3), {}, (4, 8, 32, 32)),
@@ -287,6 +288,20 @@ def test_what_a_layer_keeps_for_backward_is_estimated(layer, given, named, shape
     real = sum(size for place, size in kept.items() if place not in own)
     estimated = sluice.torch.estimate(model, batch.detach(), train=True).kept
     assert 0.95 * real <= estimated <= 1.6 * real
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"])
+def test_the_memory_that_a_loss_keeps_is_estimated(name):
+    """PyTorch makes memory for each element before it takes the mean, and the mean keeps it."""
+
+    class Loss(torch.nn.Module):
+        def forward(self, x):
+            return {"loss": getattr(torch.nn.functional, name)(x, x)}
+
+    batch = torch.rand(64, 1024)
+    real = Loss()(batch)["loss"].untyped_storage().nbytes()
+    assert real == batch.nbytes
+    assert sluice.torch.estimate(Loss(), (batch,), train=True).kept >= real
 
 
 def test_a_model_without_parameters_is_estimated():

@@ -30,6 +30,14 @@ _FIXED = HOST  # code of libraries that is loaded in the first step, thread stac
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
 _PARTS_OF_GPU = (2, 4, 8, 16)  # what PyTorch gets of a GPU's memory where nothing is known of it is one of so many parts, and what is free
 _GROUPED = torch.ops.aten._grouped_mm.default
+# Their results keep memory of the first argument's size, which PyTorch makes before it is known what is needed, and its rules for fakes do not.
+_AS_LARGE = {
+    torch.ops.aten.mse_loss.default,
+    torch.ops.aten.smooth_l1_loss.default,
+    torch.ops.aten.soft_margin_loss.default,
+    torch.ops.aten.binary_cross_entropy.default,
+    torch.ops.aten.col2im.default,
+}
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _SHARE = 0.25  # of the peak, for what the allocator keeps between blocks and operators use inside
 # The C library gives a block of this size or more back to the system as soon as it is freed (mallopt(3), M_MMAP_THRESHOLD), so that of
@@ -70,7 +78,7 @@ class _Alive(Values):
         if func is _LSTM:
             result = _with_workspace(result, args)
         for tensor in tensors_among(result):
-            self._note(tensor.untyped_storage())
+            self._note(tensor.untyped_storage(), args[0].nbytes if func in _AS_LARGE else 0)
         if func in _CONVOLUTIONS:  # oneDNN has copies of all that they use, in layouts of its own
             self._need(sum(tensor.nbytes for tensor in (*tensors_among(args), *tensors_among(result))))
         if func is torch.ops.aten._to_copy.default and id(args[0].untyped_storage()) in self.ignored:
@@ -109,12 +117,12 @@ class _Alive(Values):
                 "which nothing is estimated"
             )
 
-    def _note(self, storage: Any) -> None:
+    def _note(self, storage: Any, least: int) -> None:
         key = id(storage)
         if key in self._seen or key in self.ignored:
             return
         self._seen.add(key)
-        size = storage.nbytes()
+        size = max(storage.nbytes(), least)
         self.current += size
         self._large += size if size >= _LARGE else 0
         self.peak = max(self.peak, self.current)
