@@ -43,7 +43,8 @@ _SHARE = 0.25  # of the peak, for what the allocator keeps between blocks and op
 # The C library gives a block of this size or more back to the system as soon as it is freed (mallopt(3), M_MMAP_THRESHOLD), so that of
 # such blocks less is allowed for.
 _LARGE, _SHARE_OF_LARGE = 32 << 20, 0.05
-_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+# With the place of the argument that says whether it is a transposed one.
+_CONVOLUTIONS = {torch.ops.aten.convolution.default: 6, torch.ops.aten.convolution_backward.default: 7}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +80,10 @@ class _Alive(Values):
             result = _with_workspace(result, args)
         for tensor in tensors_among(result):
             self._note(tensor.untyped_storage(), args[0].nbytes if func in _AS_LARGE else 0)
-        if func in _CONVOLUTIONS:  # oneDNN has copies of all that they use, in layouts of its own
-            self._need(sum(tensor.nbytes for tensor in (*tensors_among(args), *tensors_among(result))))
+        if (place := _CONVOLUTIONS.get(func)) is not None:
+            # oneDNN has copies of all that it uses, in layouts of its own; of a transposed one, as seen, two.
+            inside = sum(tensor.nbytes for tensor in (*tensors_among(args), *tensors_among(result)))
+            self._need(2 * inside if args[place] else inside)
         if func is torch.ops.aten._to_copy.default and id(args[0].untyped_storage()) in self.ignored:
             self._casts.add(id(result.untyped_storage()))
         return result
