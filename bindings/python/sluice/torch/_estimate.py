@@ -30,7 +30,7 @@ _FIXED = HOST  # code of libraries that is loaded in the first step, thread stac
 _RESERVES = (512 << 20, _FIXED)  # until the first call is estimated, the first that fits is planned with
 _PARTS_OF_GPU = (2, 4, 8, 16)  # what PyTorch gets of a GPU's memory where nothing is known of it is one of so many parts, and what is free
 _GROUPED = torch.ops.aten._grouped_mm.default
-# Their results keep memory of the first argument's size, which PyTorch makes before it is known what is needed, and its rules for fakes do not.
+# Results of these keep memory of their first argument's size, which PyTorch's rules for fakes leave out.
 _AS_LARGE = {
     torch.ops.aten.mse_loss.default,
     torch.ops.aten.smooth_l1_loss.default,
