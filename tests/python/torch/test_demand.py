@@ -390,7 +390,7 @@ torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64, requires_grad=
 """
 
 
-@pytest.mark.parametrize("count, extra", [pytest.param(8, 300, marks=pytest.mark.long), (400, 700)])
+@pytest.mark.parametrize("count, extra", [pytest.param(8, 300, marks=pytest.mark.long), (400, 740)])
 def test_the_resident_peak_stays_within_what_was_stated(count, extra):
     """The peak keeps to the budget with activations far above what is assumed at first, and far below."""
     program = f"""
