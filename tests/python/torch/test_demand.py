@@ -407,6 +407,28 @@ def test_the_resident_peak_stays_within_what_was_stated(count, extra):
 
 
 @pytest.mark.filterwarnings("ignore:PyTorch took:RuntimeWarning")
+def test_the_process_is_looked_at_between_operations_of_one_module(monkeypatch):
+    """A loss, or attention, may take and free much between two calls of modules."""
+
+    class Sines(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            for _ in range(20):
+                x = (x * self.scale).sin()
+            return x.sum()
+
+    model, _ = sluice.torch.wrap(Sines(), sluice.AdamW(), memory="1GiB")
+    presence, looks = sluice.torch._wrap.session_of(model).presence, []
+    monkeypatch.setattr(presence.keeper, "look", lambda: looks.append(1))
+    output = model(torch.ones(4))
+    in_forward = len(looks)
+    output.backward()
+    assert in_forward >= 20 and len(looks) - in_forward >= 20
+
+
 def test_a_first_step_that_takes_more_than_was_estimated_mends_the_plan():
     """The process takes more for a tensor of the user's, which no estimate sees."""
     model, optimizer = wrapped(everything("200MiB"))

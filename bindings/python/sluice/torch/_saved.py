@@ -59,7 +59,7 @@ class SavedTensors:
     def __init__(self, presence: Presence, bring_in: Callable[[Home], None], begin_pass: Callable[[], object]) -> None:
         """bring_in: brings in a parameter that a backward pass needs; begin_pass: comes before a pass uses what was kept."""
         self.by_storage, self.engine = presence.by_storage, presence.engine
-        self._bring_in, self._begin_pass = bring_in, begin_pass
+        self.look, self._bring_in, self._begin_pass = presence.look, bring_in, begin_pass
 
     def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
         """The reference that autograd keeps to a parameter, a view of it, or a cast; None for any other tensor."""
@@ -74,6 +74,7 @@ class SavedTensors:
     def unpack(self, saved: Any) -> torch.Tensor:
         """Returns the tensor for what was kept of it."""
         self._begin_pass()
+        self.look()
         if isinstance(saved, _Others):
             return saved.unpack(saved.kept)
         return _same_version(saved) if isinstance(saved, _Plain) else self._over(saved)
@@ -144,6 +145,7 @@ class Scope:
 
     @outside_of_graphs  # also where the function that calls backward() is compiled
     def _pack(self, tensor: torch.Tensor) -> Any:
+        self._saved.look()
         reference = self._saved.reference(tensor, self._casts)
         if reference is not None:
             return reference
