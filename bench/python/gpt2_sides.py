@@ -1,5 +1,5 @@
-"""Runs one side of a bench in a process of its own, so that memory and threads are its own: a GPT-2 of transformers in f32,
-trained by plain PyTorch, by sluice.torch or by DeepSpeed, alone or as one of several ranks.
+"""Runs one side of a bench in a process of its own, so that memory and threads are its own: a GPT-2 of transformers in f32, or by autocast to
+bf16, trained by plain PyTorch, by sluice.torch or by DeepSpeed, alone or as one of several ranks.
 
     python gpt2_sides.py SETTINGS      (JSON; turns.py makes them)
 
@@ -22,6 +22,8 @@ LR, WEIGHT_DECAY, CLIP = 3e-4, 0.01, 1.0
 class Plain:
     """Plain PyTorch. Writes the first values of all sides, unless they exist."""
 
+    autocast = False
+
     def __init__(self, a):
         import torch
         from transformers import GPT2LMHeadModel
@@ -39,7 +41,8 @@ class Plain:
         mean = 0
         for ids in batches:
             with self.sending(ids is batches[-1]):
-                loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss / len(batches)
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                    loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss / len(batches)
                 loss.backward()
             mean += loss.item()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
@@ -218,7 +221,9 @@ def main():
 
     torch.set_num_threads(a["threads"])
     sides = {"plain": Plain, "sluice": Sluice, "deepspeed": DeepSpeed, "ddp": Ddp, "fsdp": Fsdp, "wrapped": Wrapped}
-    serve(sides[a["side"]](a), a, answers)
+    side = sides[a["side"]](a)
+    side.autocast = a.get("autocast", False)
+    serve(side, a, answers)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def turns_of(a, parser):
 class Side(Worker):
     """A process that trains on request.
 
-    `a` has the bench's arguments (model, batch, seq, threads, and where there are several micro-batches in a step, accumulate).
+    `a` has the bench's arguments (model, batch, seq, threads, and where they count, accumulate and autocast).
     `host` are words before the command, which a shell there reads. `kind` is one of gpt2_sides.py's; `settings` are the kind's own.
     """
 
@@ -34,7 +34,7 @@ class Side(Worker):
         disk = folder / (name or kind)
         disk.mkdir(exist_ok=True)
         settings |= {"side": kind, "model": a.model, "batch": a.batch, "seq": a.seq, "threads": a.threads,
-                     "accumulate": getattr(a, "accumulate", 1),
+                     "accumulate": getattr(a, "accumulate", 1), "autocast": getattr(a, "autocast", False),
                      "weights": str(folder / "weights"), "disk": str(disk)}
         environment = os.environ | {"OMP_NUM_THREADS": str(a.threads)} | (variables or {})
         script = pathlib.Path(__file__).with_name("gpt2_sides.py")

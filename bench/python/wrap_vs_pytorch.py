@@ -2,8 +2,9 @@
 """Compares the seconds of a step of a wrapped GPT-2 (transformers) with those of the plain one with PyTorch's fused AdamW.
 
 Three processes train the same model from the same values on the same data, with the same batch, clipping, threads and type
-(f32), and take turns: plain, wrapped with everything in memory, and wrapped with everything on disk; and fio replays the bytes that
-a step on disk reads and writes. Losses must equal the plain one's. Seconds are medians over the steps of all rounds but the first.
+(f32, or by autocast bf16), and take turns: plain, wrapped with everything in memory, and wrapped with everything on disk; and fio
+replays the bytes that a step on disk reads and writes. Losses must equal the plain one's. Seconds are medians over the steps of all
+rounds but the first.
 The figures are plain / in memory, and on disk / max(in memory, fio). --json prints JSON.
 
     .venv/bin/python bench/python/wrap_vs_pytorch.py --disk FOLDER --batch 4 --seq 256
@@ -19,7 +20,10 @@ def arguments():
     parser = parser_of(__doc__, disk="a folder on the disk to measure", shapes=True, model="gpt2-124m", memory="20GiB",
                        reserve="4GiB", held_units=3, batch=4, seq=256, threads=CORES, rounds=5,
                        steps=3)
-    return turns_of(parser.parse_args(), parser)
+    parser.add_argument("--autocast", action="store_true", help="compute in bf16 by autocast, without --reserve")
+    a = parser.parse_args()
+    a.reserve = None if a.autocast else a.reserve
+    return turns_of(a, parser)
 
 
 def measure(a, folder):

@@ -2,6 +2,7 @@
 refused."""
 
 import collections
+import contextlib
 import tempfile
 import textwrap
 
@@ -308,6 +309,32 @@ def test_checkpointing_and_autocast_count():
     plain = reserve()
     assert reserve(checkpointed=True) < plain - 32 * MIB
     assert reserve(autocast=True) != plain
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around the call", "inside of forward"])
+def test_casts_are_kept_where_they_fit_beside_all_else(inside):
+    """The plan has them then: 32 MiB, and a quarter more. A larger call takes their room again."""
+
+    def make():
+        model = Wide(layers=16)
+        if inside:
+            model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
+        return model
+
+    def call(model, count):
+        with contextlib.nullcontext() if inside else torch.autocast("cpu", dtype=torch.bfloat16):
+            model(rows(count)).float().square().mean().backward()
+        model.zero_grad()
+        plan = plan_of(model)
+        return sluice.torch._wrap.session_of(model).presence.keeps_casts, plan["pytorch"]["reserve"] // MIB, plan["predicted_peak"]
+
+    call(wrapped("6GiB", make)[0], 16)  # the process takes more in its first call than in later ones
+    keeps, reserve, peak = call(wrapped("6GiB", make)[0], 16)
+    model, _ = wrapped(peak - 20 * MIB, make)
+    found = call(model, 16)
+    assert keeps and not found[0] and reserve - 52 <= found[1] <= reserve - 28
+    roomy, _ = wrapped(peak + 20 * MIB, make)
+    assert call(roomy, 16)[0] and not call(roomy, 80)[0] and call(roomy, 16)[0]
 
 
 def test_experts_in_f32_are_estimated():

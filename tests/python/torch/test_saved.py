@@ -108,13 +108,39 @@ def test_autocast_inside_of_forward_keeps_no_copies_of_parameters(make, prepare)
     model = prepare(make())
     loss = model(drawn(0).requires_grad_()).square().mean()
     assert torch.is_autocast_cache_enabled() and _get_current_dispatch_mode() is None
+    assert not copies() and loss.requires_grad
+
+
+def copies():
+    """The copies of parameters in bf16 that there are. Fakes, which have no memory, are of graphs that other tests compiled."""
     gc.collect()
-    copies = [
-        t for t in gc.get_objects()  # fakes, which have no memory, are of graphs that other tests compiled
+    return [
+        t for t in gc.get_objects()
         if issubclass(type(t), torch.Tensor) and not issubclass(type(t), FakeTensor)
         and t.dtype == torch.bfloat16 and tuple(t.shape) == (WIDTH, WIDTH)
     ]  # fmt: skip
-    assert not copies and loss.requires_grad
+
+
+class Twice(Deep):
+    """Each parameter is used twice, and autocast's own cache would add the gradients of both uses in bf16."""
+
+    def forward(self, x):
+        return self.layers(self.layers(x)).float()
+
+
+@fake_gpu.cpu_alone("a plan for a GPU does not change, so that casts never get room")
+@pytest.mark.parametrize("make", [Parts, Twice, CastsInside])
+def test_where_there_is_room_autograd_keeps_casts_and_bits_are_the_same(make):
+    def loop(model, optimizer, note):
+        for step in range(3):
+            x = drawn(step).requires_grad_()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                model(x).float().pow(3).mean().backward()
+            note(x.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert same(outcome("memory", make, loop, reserve=None), outcome("disk", make, loop))
 
 
 def test_autocast_inside_of_forward():

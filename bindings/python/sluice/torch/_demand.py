@@ -91,10 +91,13 @@ class Demand:
         train = torch.is_grad_enabled() and self._presence.trainable
         found = self._find(module, args, kwargs, train)
         self._provide(module, found, train)
+        self._presence.keeps_casts = self._plan_for_casts(found)
         self.in_flight.known[self.in_flight.part] = found
         self._presence.first_step.note(resident_bytes())
         self.inside = True
-        return found.kept if train else 0
+        if not train:
+            return 0
+        return found.with_casts().kept if self._presence.keeps_casts else found.kept
 
     def end(self, keeps: int, output: Any) -> None:
         """Comes after that call, with its output, or with None after an exception."""
@@ -141,9 +144,12 @@ class Demand:
         earlier = sum(kept.size for kept in self._kept) if part == self.in_flight.part else 0
         return max(earlier + self.in_flight.bytes, self.in_flight.beside(part, known))
 
-    def _need(self, found: Estimate) -> int:
-        """What the call takes. Others follow, when there may be gradients, so that it cannot be planned otherwise any more."""
+    def _need(self, found: Estimate, casts: bool = False) -> int:
+        """What the call takes. Others follow, when there may be gradients, so that it cannot be planned otherwise any more. casts: autograd
+        keeps casts of parameters."""
         known = {**self.in_flight.known, self.in_flight.part: found}
+        if casts:
+            known = {part: each.with_casts() for part, each in known.items()}
         most = max(each.reserve + with_margin(self._kept_by_others(part, known)) for part, each in known.items())
         return most + (self._grown or 0) + self._presence.first_step.lacking
 
@@ -166,6 +172,21 @@ class Demand:
                 raise BudgetError(self._refusal(module, found, error)) from error
             self._fitted = self._fitted or train
             self._most = max(self._most, need)
+
+    def _plan_for_casts(self, found: Estimate) -> bool:
+        """Whether there is room, beside all else, for autograd to keep the casts of parameters, so that backward need not make them again.
+        It is in the plan then."""
+        presence = self._presence
+        with presence.lock:
+            first, whole = presence.first_step, self._need(found, casts=True)
+            if found.casts == 0 or whole > first.room:
+                return False
+            if whole > first.reserve:
+                try:
+                    presence.replan(max(whole, self._most), found.peak)
+                except (BudgetError, StateError):
+                    return False
+            return True
 
     def _refusal(self, module: torch.nn.Module, found: Estimate, error: Error) -> str:
         first, need, part = self._presence.first_step, self._need(found), self.in_flight.part

@@ -50,11 +50,16 @@ _CONVOLUTIONS = {torch.ops.aten.convolution.default: 6, torch.ops.aten.convoluti
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """Bytes besides the parameters: the most that are alive at once, what is planned for on the CPU, and those that are alive between
-    forward and backward."""
+    forward and backward. casts: those of parameters by autocast that backward needs, which the others leave out."""
 
     peak: int
     reserve: int
     kept: int = 0
+    casts: int = 0
+
+    def with_casts(self) -> Estimate:
+        """The same where autograd keeps the casts."""
+        return Estimate(self.peak + self.casts, self.reserve + with_margin(self.casts), self.kept + self.casts)
 
 
 # The stance of torch.compile(), and whether there are modes, are the process's: of two threads that set them by turns, one would put back
@@ -70,6 +75,8 @@ class _Alive(Values):
         self.ignored: set[int] = set()  # storages of parameters
         self._seen: set[int] = set()
         self._casts: set[int] = set()  # the storages of parameters' casts
+        self._needed_casts: set[int] = set()  # those that backward needs
+        self.casts = 0  # their bytes
         self.current = self.peak = 0
         self._large = 0  # of the current bytes, those of large storages
         self.needed = 0  # the peak with the margin of the C library's allocator
@@ -86,23 +93,25 @@ class _Alive(Values):
             self._need(2 * inside if args[place] else inside)
         if func is torch.ops.aten._to_copy.default and id(args[0].untyped_storage()) in self.ignored:
             self._casts.add(id(result.untyped_storage()))
+            torch.set_autocast_cache_enabled(False)  # which autocast that the model itself turns on has enabled again
         return result
 
     @contextlib.contextmanager
-    def casts_made_again(self, kind: str) -> Iterator[None]:
-        """Inside of the `with`, neither autocast's cache nor backward keeps casts of parameters, as in a wrapped model.
-        kind: of the device that computes."""
-        cached = torch.is_autocast_cache_enabled()
+    def casts_made_again(self) -> Iterator[None]:
+        """Inside of the `with`, neither autocast's cache nor backward keeps casts of parameters, as in a wrapped model without room for
+        them."""
         with contextlib.ExitStack() as hooks:
-            if torch.is_autocast_enabled(kind):
-                with contextlib.suppress(RuntimeError):  # they are not allowed
-                    hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack))
-                    hooks.callback(torch.set_autocast_cache_enabled, cached)
-                    torch.set_autocast_cache_enabled(False)
+            with contextlib.suppress(RuntimeError):  # they are not allowed
+                hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack))
+                hooks.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+                torch.set_autocast_cache_enabled(False)
             yield
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        if id(tensor.untyped_storage()) in self._casts:
+        if (key := id(tensor.untyped_storage())) in self._casts:
+            if key not in self._needed_casts:
+                self._needed_casts.add(key)
+                self.casts += tensor.untyped_storage().nbytes()
             return tuple(tensor.shape), tensor.stride(), tensor.dtype
         return tensor if tensor.grad_fn is None else tensor.detach()
 
@@ -110,6 +119,7 @@ class _Alive(Values):
         """Takes the tensors that hooks and other code outside of the model have kept from where these are, since they would meet those of
         the real run, which gives such code its own. Raises InvalidArgumentError where that cannot be done."""
         if self.current:
+            torch.clear_autocast_cache()  # which outlives the model's own autocast within another one of the caller's
             gc.collect()
         if self.current:
             _take_from_holders([t for t in gc.get_objects() if type(t) is FakeTensor and t.fake_mode is self.fake])
@@ -140,6 +150,7 @@ class _Alive(Values):
     def _gone(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self._casts.discard(key)
+        self._needed_casts.discard(key)
         self.current -= size
         self._large -= size if size >= _LARGE else 0
 
@@ -310,7 +321,7 @@ def estimate_call(
                 alive.ignored.update(id(tensor.untyped_storage()) for tensor in tensors)
                 # Anomaly mode looks at the values of gradients, which fakes have none of; the real run keeps it.
                 unchecked, uncompiled = torch.autograd.set_detect_anomaly(False), torch.compiler.set_stance("force_eager")
-                with uncompiled, unchecked, fake, alive, NumbersFromTensors(), torch.set_grad_enabled(train), alive.casts_made_again(device.type):
+                with uncompiled, unchecked, fake, alive, NumbersFromTensors(), torch.set_grad_enabled(train), alive.casts_made_again():
                     kept = _step(called, call[0], call[1], train, alive)
             del call, tensors
             alive.take_back(what)
@@ -322,7 +333,7 @@ def estimate_call(
                 error.add_note(f"Sluice had run the model without values, to estimate this {what}; state `reserve` to leave that out.")
             raise
         raise _refusal(model, called, error, alive.peak, what, call_of_it) from error
-    return Estimate(alive.peak, alive.needed + _FIXED, kept)
+    return Estimate(alive.peak, alive.needed + _FIXED, kept, alive.casts)
 
 
 @contextlib.contextmanager

@@ -180,6 +180,7 @@ class Presence:
         self.gradients: Any = None  # the Gradients of _gradients.py, which the session makes
         self.updates = Updates()
         self.pinned: Collection[int] = ()  # units that nothing else takes the room of, on a GPU
+        self.keeps_casts = False  # whether autograd may keep casts of parameters, in place of references from which they are made again
         self.in_call = False  # whether a call of the model on a GPU, or its backward, goes on
         self.full: set[int] = set()  # the parameters, by index, that are on the host now: see full_parameters()
         self._uses = itertools.count()

@@ -58,14 +58,14 @@ class SavedTensors:
 
     def __init__(self, presence: Presence, bring_in: Callable[[Home], None], begin_pass: Callable[[], object]) -> None:
         """bring_in: brings in a parameter that a backward pass needs; begin_pass: comes before a pass uses what was kept."""
-        self.by_storage, self.engine = presence.by_storage, presence.engine
-        self.look, self._bring_in, self._begin_pass = presence.look, bring_in, begin_pass
+        self.presence = presence
+        self._bring_in, self._begin_pass = bring_in, begin_pass
 
     def reference(self, tensor: torch.Tensor, casts: Casts) -> _Saved | None:
         """The reference that autograd keeps to a parameter, a view of it, or a cast; None for any other tensor."""
         if tensor.layout != torch.strided or not has_memory(tensor):
             return None
-        home, cast = self.by_storage.get(storage_of(tensor)), None
+        home, cast = self.presence.by_storage.get(storage_of(tensor)), None
         if home is None and (cast := casts.find(tensor)) is not None:
             home = cast.home
         return None if home is None else _Saved(home, home.version, cast, View.of(tensor))
@@ -74,7 +74,7 @@ class SavedTensors:
     def unpack(self, saved: Any) -> torch.Tensor:
         """Returns the tensor for what was kept of it."""
         self._begin_pass()
-        self.look()
+        self.presence.look()
         if isinstance(saved, _Others):
             return saved.unpack(saved.kept)
         return _same_version(saved) if isinstance(saved, _Plain) else self._over(saved)
@@ -110,7 +110,7 @@ class Scope:
         self._saved = saved
         self._others = torch._C._autograd._top_saved_tensors_default_hooks(True)  # PyTorch itself calls the innermost hooks alone
         self._hooks: saved_tensors_hooks | None = saved_tensors_hooks(self._pack, saved.unpack)
-        self._casts, self._casting = Casts(saved.by_storage), False
+        self._casts, self._casting = Casts(saved.presence.by_storage), False
 
     def __enter__(self) -> None:
         """Where hooks are not allowed (in transforms of torch.func), autograd keeps the parameters themselves, which are brought in when
@@ -119,7 +119,7 @@ class Scope:
             self._hooks.__enter__()  # type: ignore[union-attr]
         except RuntimeError as why:
             self._hooks = None
-            if self._saved.engine.gpu is not None:
+            if self._saved.presence.engine.gpu is not None:
                 raise StateError(
                     f"a model that is wrapped on a GPU is called where autograd keeps parameters themselves ({why}), which backward would "
                     "not find there; use torch.autograd.grad() in the place of a transform of torch.func, or wrap the model on the CPU"
@@ -132,20 +132,21 @@ class Scope:
     def begin_casts(self) -> bool:
         """Notes casts until end_casts(), and returns whether it does, which is where autocast is on and they are not noted yet. Autocast
         may be turned on inside of the model's forward, so that each module's call asks."""
-        if self._casting or not torch.is_autocast_enabled(self._saved.engine.device.type):
+        presence = self._saved.presence
+        if self._casting or not torch.is_autocast_enabled(presence.engine.device.type):
             return False
-        self._casts.__enter__()
+        self._casts.begin(presence.keeps_casts)
         self._casting = True
         return True
 
     def end_casts(self) -> None:
         """Ends that."""
         self._casting = False
-        self._casts.__exit__(None, None, None)
+        self._casts.end()
 
     @outside_of_graphs  # also where the function that calls backward() is compiled
     def _pack(self, tensor: torch.Tensor) -> Any:
-        self._saved.look()
+        self._saved.presence.look()
         reference = self._saved.reference(tensor, self._casts)
         if reference is not None:
             return reference
@@ -184,24 +185,28 @@ _kept_parameters = _KeptParameters()
 
 
 class Casts(Mode):
-    """Notes, while it is active, which tensors are casts of parameters or of views of them. Autocast's own cache, which
-    would hold a copy of every parameter until its end, is off meanwhile."""
+    """Notes, from begin() to end(), which tensors are casts of parameters or of views of them. Autocast's own cache, which would hold a copy
+    of every parameter until its end, and add gradients of several uses in the narrow type, is off meanwhile."""
 
     def __init__(self, by_storage: Mapping[int, Home]) -> None:
         super().__init__()
         self._homes = by_storage
         self._casts: dict[int, tuple[StorageWeakRef, int, Cast]] = {}  # each with the version that it had
-        self._cached = False
+        self._cached = self._notes = False
 
-    def __enter__(self) -> Any:
-        self._cached = torch.is_autocast_cache_enabled()
+    def begin(self, are_kept: bool) -> None:
+        """are_kept: there is room for autograd to keep casts, so that none is noted."""
+        self._cached, self._notes = torch.is_autocast_cache_enabled(), not are_kept
         torch.set_autocast_cache_enabled(False)
         _kept_parameters.__enter__()
-        return super().__enter__()
+        if self._notes:
+            self.__enter__()
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        _kept_parameters.__exit__(*error)
+    def end(self) -> None:
+        """Ends what begin() began."""
+        if self._notes:
+            self.__exit__(None, None, None)
+        _kept_parameters.__exit__(None, None, None)
         torch.set_autocast_cache_enabled(self._cached)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
