@@ -37,6 +37,8 @@ REFUSED = [
     *(("wrapped model is to be (copied|pickled)", lambda model, _, what=what: what(torch.nn.Sequential(model))) for what in COPIES),
     *(("in whole or in part.*state_dict.*close", lambda model, _, what=what: what(model.first)) for what in COPIES),
     *((r"optimizer is to be copied or pickled.*state_dict\(\)", lambda _, optimizer, what=what: what(optimizer)) for what in (copy.copy, *COPIES)),
+    *((r"assign=True\) .*leave assign out", lambda model, _, of=of: of(model).load_state_dict(of(Chain()).state_dict(), assign=True))
+      for of in (lambda m: m, lambda m: m.first)),
     (r"memory that processes share.*after sluice.torch.close\(\)", lambda model, optimizer: model.share_memory()),
     *((MOVED, lambda model, _, move=move: move(model)) for move in (
         lambda m: m.half(), lambda m: m.to(torch.bfloat16), lambda m: m.double(), lambda m: m.to("meta"), lambda m: m.first.half(),

@@ -51,6 +51,7 @@ def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device
             if callable(getattr(type(module), name, None)):
                 override(module, name, functools.partial(_refuse_to_resize, name))
         if next(module.parameters(), None) is not None:
+            override(module, "_load_from_state_dict", functools.partial(_load, module))
             override(module, "_apply", functools.partial(_apply, module, dtypes, device))
             override(module, "__deepcopy__", functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part"))
             override(module, "__reduce_ex__", functools.partial(refuse_copy, "copied or pickled in whole or in part"))
@@ -102,6 +103,16 @@ def _apply(
     for name, buffer in [*module.named_buffers(recurse=False, remove_duplicate=False)]:
         setattr(module, name, fn(buffer))
     return module
+
+
+def _load(module: torch.nn.Module, state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], *others: Any) -> None:
+    """Replaces what load_state_dict() calls for each module."""
+    if local_metadata.get("assign_to_params_buffers"):
+        raise StateError(
+            "load_state_dict(assign=True) is called on a wrapped model, whose parameters would then be other tensors, outside of the engine; "
+            "leave assign out, so that values are copied, or load before sluice.torch.wrap()"
+        )
+    type(module)._load_from_state_dict(module, state_dict, prefix, local_metadata, *others)  # type: ignore[arg-type]
 
 
 def _refuse_to_resize(name: str, *_: Any, **__: Any) -> NoReturn:
