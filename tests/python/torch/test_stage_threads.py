@@ -18,14 +18,6 @@ def process():
         yield lambda function, **given: ranks.call(function, **given)[0]
 
 
-@pytest.fixture
-def to_end():
-    """A process that an error may end."""
-    fake_gpu.require_built()
-    with Pool(1, "over_threads") as ranks:
-        yield lambda function, **given: ranks.call(function, **given)[0]
-
-
 def bits(found):
     return {key: found[key] for key in ("losses", "norms", "values")}
 
@@ -175,27 +167,27 @@ def test_what_cannot_be_is_refused(process, devices, options, words):
     ("shifts", "is called with other values than the batch's input_ids"), ("fails", "mat1 and mat2 shapes cannot be multiplied"),
     ("frozen", "stage 1 has the blocks 1 to 1, and no parameter that is trained"), ("shared", "is the same tensor as '0.weight' of stage 0"),
 ])  # fmt: skip
-def test_an_error_of_a_stage_is_raised(to_end, what, words):
-    text = to_end("in_one_process", called="refused", what=what)
+def test_an_error_of_a_stage_is_raised(process, what, words):
+    text = process("in_one_process", called="refused", what=what)
     assert text is not None and words in text, text
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_an_error_of_one_stage_ends_all_and_leaves_nothing(to_end, stage):
-    texts, seconds, alive = to_end("in_one_process", called="fails", stage=stage, gpus=[0, 1, 2])
+def test_an_error_of_one_stage_ends_all_and_leaves_nothing(process, stage):
+    texts, seconds, alive = process("in_one_process", called="fails", stage=stage, gpus=[0, 1, 2])
     assert texts[:2] == [None, None] and texts[2] == "ValueError: the data of this layer are bad"
     assert f"rank {stage}" in texts[3] and "the data of this layer are bad" in texts[3], texts[3]
     assert seconds < LIMIT / 8 and alive == []
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_lack_of_memory_is_told_of_the_gpu_that_has_it(to_end, stage):
-    text = to_end("in_one_process", called="lacks", stage=stage)
+def test_a_lack_of_memory_is_told_of_the_gpu_that_has_it(process, stage):
+    text = process("in_one_process", called="lacks", stage=stage)
     assert text.startswith("OutOfMemoryError: PyTorch has no room for the backward pass") and f"Of the memory of GPU {stage} it may take" in text, text
 
 
-def test_hooks_and_values_of_the_model_stay_the_users(to_end):
-    (with_hook, without), loaded, text, same, same_again = to_end("in_one_process", called="lives_on")
+def test_hooks_and_values_of_the_model_stay_the_users(process):
+    (with_hook, without), loaded, text, same, same_again = process("in_one_process", called="lives_on")
     assert with_hook == 2 and without == 0  # a call for each micro-batch
     assert loaded and "shapes cannot be multiplied" in text and same and same_again
 
@@ -205,8 +197,8 @@ def test_who_is_called_in_a_step_cannot_call_the_pipeline(process):
     assert len(texts) == 2 and all("by a layer or loss_fn that it calls" in text for text in texts), texts
 
 
-def test_an_error_outside_of_a_step_does_not_let_the_others_wait(to_end, tmp_path):
-    text, seconds = to_end("in_one_process", called="saved_apart", folder=str(tmp_path))
+def test_an_error_outside_of_a_step_does_not_let_the_others_wait(process, tmp_path):
+    text, seconds = process("in_one_process", called="saved_apart", folder=str(tmp_path))
     assert text == "there is no room" and seconds < 20
 
 
