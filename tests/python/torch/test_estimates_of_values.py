@@ -27,65 +27,25 @@ class Chooses(torch.nn.Module):
         return self.layer(self.choose(self, x, ids)).square().mean()
 
 
-def by_mask(_, x, ids):
-    return x[ids > 0]
-
-
-def by_places(_, x, ids):
-    return x.index_select(0, (ids > 0).nonzero().squeeze(1))
-
-
-def by_places_of_a_buffer(model, x, ids):
-    return x[model.places[ids > 0]]
-
-
-def by_masked_select(_, x, ids):
-    return x.masked_select((ids > 0)[:, None]).view(-1, WIDTH)
-
-
-def by_a_number(_, x, ids):
-    return x[: (ids > 0).sum().item()]
-
-
-def by_numbers(_, x, ids):
-    return torch.cat([x[place : place + 1] for place in (ids > 0).nonzero().flatten().tolist()])
-
-
-def by_a_tensor_of_numbers(_, x, ids):
-    return x[torch.tensor([place for place in (ids > 0).nonzero().flatten()])]
-
-
-def by_lengths(_, x, ids):
-    return torch.cat([part[: len(part)] for part in x.split([int((ids > 0).sum()), int((ids <= 0).sum())])][:1])
-
-
-def by_repeats(_, x, ids):
-    return x.repeat_interleave((ids > 0).long(), dim=0)
-
-
-def by_the_numbers_of_an_argument(_, x, ids):
-    return x[(x != 0).any(dim=1)]
-
-
 def by_flags_that_are_written(_, x, ids):
     chosen = torch.zeros(len(ids), dtype=torch.bool)
     chosen[ids > 0] = True
     return x[chosen]
 
 
-CHOICES = [
-    by_mask,
-    by_places,
-    by_places_of_a_buffer,
-    by_masked_select,
-    by_a_number,
-    by_numbers,
-    by_a_tensor_of_numbers,
-    by_lengths,
-    by_repeats,
-    by_the_numbers_of_an_argument,
-    by_flags_that_are_written,
-]
+CHOICES = {
+    "mask": lambda _, x, ids: x[ids > 0],
+    "places": lambda _, x, ids: x.index_select(0, (ids > 0).nonzero().squeeze(1)),
+    "places of a buffer": lambda model, x, ids: x[model.places[ids > 0]],
+    "masked_select": lambda _, x, ids: x.masked_select((ids > 0)[:, None]).view(-1, WIDTH),
+    "a number": lambda _, x, ids: x[: (ids > 0).sum().item()],
+    "numbers": lambda _, x, ids: torch.cat([x[place : place + 1] for place in (ids > 0).nonzero().flatten().tolist()]),
+    "a tensor of numbers": lambda _, x, ids: x[torch.tensor([place for place in (ids > 0).nonzero().flatten()])],
+    "lengths": lambda _, x, ids: x.split([int((ids > 0).sum()), int((ids <= 0).sum())])[0],
+    "repeats": lambda _, x, ids: x.repeat_interleave((ids > 0).long(), dim=0),
+    "the numbers of an argument": lambda _, x, ids: x[(x != 0).any(dim=1)],
+    "flags that are written": by_flags_that_are_written,
+}
 
 
 def batch(chosen, rows=ROWS):
@@ -94,7 +54,7 @@ def batch(chosen, rows=ROWS):
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1)) * ids[:, None], ids
 
 
-@pytest.mark.parametrize("choose", CHOICES)
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
 def test_what_is_chosen_by_values_is_estimated(choose):
     """More rows that are chosen take more; the model, its buffers and its arguments stay as they are."""
     model = Chooses(choose).train()
@@ -108,7 +68,7 @@ def test_what_is_chosen_by_values_is_estimated(choose):
 
 
 @fake_gpu.cpu_alone("on a GPU calls are not estimated")
-@pytest.mark.parametrize("choose", CHOICES)
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
 def test_a_wrapped_model_chooses_as_a_plain_one(choose):
     losses = []
     for is_wrapped in (False, True):
@@ -183,105 +143,72 @@ def test_places_for_a_gpu_are_there(monkeypatch):
     """An estimate for a GPU takes the values of tensors on the CPU, and those that it makes are on the GPU. (Backward needs one.)"""
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor([7]))
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
-    for choose in (by_places, by_masked_select, by_a_number, by_numbers, by_repeats):
-        model = Chooses(choose).train()
+    for name in ("places", "masked_select", "a number", "numbers", "repeats"):
+        model = Chooses(CHOICES[name]).train()
         few, many = (estimate(model, batch(chosen), False, torch.device("cuda", 0)).peak for chosen in (8, ROWS))
         assert many > few
 
 
-def test_results_of_unknown_values_are_refused_as_before():
-    def choose(model, x, ids):
-        return x[: int(model.layer(x).sum())]
-
-    with pytest.raises(sluice.InvalidArgumentError, match="in Chooses its operations depend on values"):
-        estimate(Chooses(choose), batch(8), True)
-
-
-def copied(flags, found):
-    flags.copy_(found)
-
-
-def copied_into_a_view(flags, found):
-    flags.view(-1).copy_(found)
+WRITES = {
+    "copied": lambda flags, found: flags.copy_(found),
+    "copied into a view": lambda flags, found: flags.view(-1).copy_(found),
+    "set at a place": lambda flags, found: flags.__setitem__(slice(4), found[:4]),
+    "set by a mask": lambda flags, found: flags[:32].masked_fill_(found[:32], True),
+    "computed into": lambda flags, found: torch.logical_or(found, found, out=flags),
+    "set in a part": lambda flags, found: flags.split(ROWS // 2)[0].copy_(found[: ROWS // 2]),
+    "set as data": lambda flags, found: setattr(flags, "data", found),
+}
 
 
-def set_at_a_place(flags, found):
-    flags[:4] = found[:4]
-
-
-def set_by_a_mask(flags, found):
-    flags[:32].masked_fill_(found[:32], True)
-
-
-def computed_into(flags, found):
-    torch.logical_or(found, found, out=flags)
-
-
-def set_in_a_part(flags, found):
-    flags.split(ROWS // 2)[0].copy_(found[: ROWS // 2])
-
-
-def set_as_data(flags, found):
-    flags.data = found
-
-
-@pytest.mark.parametrize("write", [copied, copied_into_a_view, set_at_a_place, set_by_a_mask, computed_into, set_in_a_part, set_as_data])
-def test_values_that_something_unknown_is_written_into_are_unknown(write):
-    """Also to all other tensors of that memory."""
+def after(write):
+    """Chooses by flags into which something unknown was written, as all tensors of that memory see it."""
 
     def choose(model, x, ids):
         flags = torch.zeros(ROWS, dtype=torch.bool)
         other = flags.view(-1)
         write(flags, model.layer(x).sum(1) > 0)
-        return x[flags if write is set_as_data else other]
+        return x[flags if write is WRITES["set as data"] else other]
 
-    with pytest.raises(sluice.InvalidArgumentError, match="depend on values"):
-        estimate(Chooses(choose), batch(8), True)
-
-
-def test_a_loop_that_waits_for_something_unknown_is_refused():
-    def choose(model, x, ids):
-        done = torch.zeros(2, dtype=torch.bool)
-        while not done.all():
-            for row in range(2):
-                done[row] = model.layer(x)[row].norm() < 1e9
-        return x
-
-    with pytest.raises(sluice.InvalidArgumentError, match="depend on values"):
-        estimate(Chooses(choose), batch(8), True)
+    return choose
 
 
-def test_infinities_of_the_models_own_are_not_guessed():
-    def choose(model, x, ids):
-        scores = model.layer(x).masked_fill(ids[:, None] > 0, -torch.inf)
-        return x[(scores == -torch.inf).all(1)]
+def by_a_loop_that_waits(model, x, ids):
+    done = torch.zeros(2, dtype=torch.bool)
+    while not done.all():
+        for row in range(2):
+            done[row] = model.layer(x)[row].norm() < 1e9
+    return x
 
-    with pytest.raises(sluice.InvalidArgumentError, match="depend on values"):
-        estimate(Chooses(choose), batch(8), True)
+
+def by_infinities(model, x, ids):
+    scores = model.layer(x).masked_fill(ids[:, None] > 0, -torch.inf)
+    return x[(scores == -torch.inf).all(1)]
 
 
-def test_values_of_many_tensors_are_bounded():
+def by_the_last_of_many_tensors(_, x, ids):
     """With all that it keeps an estimate takes some tens of MiB."""
-    kept = []
+    kept = [torch.full((1 << 20,), step) for step in range(100)]
+    return x[: int(kept[-1][0])]
 
-    def choose(_, x, ids):
-        kept.extend(torch.full((1 << 20,), step) for step in range(100))
-        return x[: int(kept[-1][0])]
 
-    with pytest.raises(sluice.InvalidArgumentError, match="depend on values"):
+UNKNOWN = {
+    "results": lambda model, x, ids: x[: int(model.layer(x).sum())], "a loop that waits": by_a_loop_that_waits, "infinities": by_infinities,
+    "the last of many tensors": by_the_last_of_many_tensors, **{name: after(write) for name, write in WRITES.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("choose", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_depends_on_unknown_values_is_refused(choose):
+    with pytest.raises(sluice.InvalidArgumentError, match="in Chooses its operations depend on values"):
         estimate(Chooses(choose), batch(8), True)
 
 
 def test_large_masks_have_no_values():
     """An estimate takes little memory itself."""
-
-    def choose(_, x, ids):
-        return x[(ids[:, None] > ids[None]).any(dim=1)]
-
     rows = 3000
     assert rows * rows > 8 * MIB
     with pytest.raises(sluice.InvalidArgumentError, match="depend on values"):
-        estimate(Chooses(choose), batch(8, rows), True)
+        estimate(Chooses(lambda _, x, ids: x[(ids[:, None] > ids[None]).any(dim=1)]), batch(8, rows), True)
 
 
 def test_an_operation_that_a_gpu_alone_has_is_estimated_without_values():
