@@ -68,7 +68,7 @@ def run_program(program, size=2, limit=LIMIT, **variables):
 class Pool:
     """So many ranks, until its `with` ends."""
 
-    def __init__(self, size, module="over_ranks"):
+    def __init__(self, size, module):
         port = free_port()
         self._known = {}
         self._ranks = [start(rank, size, port, ["-m", "support.rank_pool", module]) for rank in range(size)]

@@ -8,16 +8,29 @@ import pytest
 from support import fake_gpu, rank_pool
 
 
+class Pools(contextlib.ExitStack):
+    """As many ranks as are asked for, which begin when they are, and call functions of a module of support."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.made = module, {}
+
+    def __getitem__(self, size):
+        if size not in self.made:
+            self.made[size] = self.enter_context(rank_pool.Pool(size, self.module))
+        return self.made[size]
+
+
 @pytest.fixture(scope="session")
 def pools():
-    """As many ranks as are asked for (support.over_ranks), which begin when they are."""
+    with Pools("over_ranks") as made:
+        yield made
 
-    class Pools(dict):
-        def __missing__(self, size):
-            return self.setdefault(size, running.enter_context(rank_pool.Pool(size)))
 
-    with contextlib.ExitStack() as running:
-        yield Pools()
+@pytest.fixture(scope="module")
+def pipelines():
+    with Pools("over_pipelines") as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -23,20 +23,6 @@ DATA = "data=2,pipeline=2"
 LONG = pytest.mark.long  # others show as much
 
 
-@pytest.fixture(scope="module")
-def pipelines():
-    """As many ranks as are asked for, which begin when they are."""
-
-    class Pools(dict):
-        def __missing__(self, size):
-            return self.setdefault(size, Pool(size, "over_pipelines"))
-
-    made = Pools()
-    yield made
-    for pool in made.values():
-        pool.__exit__()
-
-
 # ---- the bits of stages on the CPU ----
 
 # The number of ranks, the model, and how it is cut and trained; and then what is given on GPUs alone: mostly where everything is.

@@ -14,22 +14,19 @@ from support.rank_pool import LIMIT, Pool, run_program
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "pipelines.md"
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Pool(2, "over_pipelines") as ranks:
-        yield ranks
+@pytest.fixture
+def two(pipelines):
+    return pipelines[2]
 
 
-@pytest.fixture(scope="module")
-def three():
-    with Pool(3, "over_pipelines") as ranks:
-        yield ranks
+@pytest.fixture
+def three(pipelines):
+    return pipelines[3]
 
 
-@pytest.fixture(scope="module")
-def four():
-    with Pool(4, "over_pipelines") as ranks:
-        yield ranks
+@pytest.fixture
+def four(pipelines):
+    return pipelines[4]
 
 
 def merged(results, places=None):
