@@ -1,17 +1,15 @@
 """Pipelines whose stages compute on GPUs, each on a fake one of its own: the bits of stages that compute on the CPU, wherever everything
 is, and errors that all ranks have. What the stages on the CPU do is in test_pipeline.py."""
 
-import json
 import os
 import re
-import signal
 import threading
 
 import pytest
 import torch
 from support import fake_gpu
 from support import sluice_package  # noqa: F401: skips where the library is not built
-from support.rank_pool import LIMIT, Pool, run_program
+from support.rank_pool import Pool
 from test_pipeline import MESHES, merged
 
 import sluice
@@ -168,55 +166,6 @@ def test_an_error_within_a_step_is_told_to_all_ranks(what, words):
     with Pool(2, "over_pipelines") as ranks:  # which an error ends
         for text in ranks.call("on_gpus", called="refused", what=what):
             assert words in text, text
-
-
-FAILS = """
-import gc, json, os, signal, time
-import torch
-from torch import nn
-from support import fake_gpu
-import sluice, sluice.torch
-RANK = int(os.environ["RANK"])
-torch.set_num_threads(1)
-fake_gpu.share_memory(devices=2)
-
-class Ends(nn.Linear):
-    calls = 0
-    def forward(self, x):
-        Ends.calls += 1
-        if RANK == 1 and Ends.calls == 8:
-            if os.environ["HOW"] == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError("the data of this rank is bad")
-        return super().forward(x)
-
-pipe = sluice.torch.Pipeline([Ends(8, 8) for _ in range(3)], sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3, device="cuda",
-                             device_memory="512MiB", device_facts=fake_gpu.FACTS)
-x = torch.ones(6, 8)
-began = time.monotonic()
-try:
-    for step in range(100):
-        pipe.train_step((x, x), nn.functional.mse_loss)
-except (sluice.Error, ValueError) as error:
-    told = [type(error).__name__, str(error), time.monotonic() - began]
-    error.__traceback__ = None
-pipe.close(values=False)
-del pipe
-gc.collect()
-print(json.dumps([*told, fake_gpu.alive(), fake_gpu.take_misuses()]))
-"""
-
-
-@pytest.mark.parametrize("how", ["killed", "raises"])
-def test_the_others_end_name_the_rank_that_failed_and_leave_nothing(how):
-    for rank, (status, output, errors) in enumerate(run_program(FAILS, 2, LIMIT, HOW=how)):
-        if rank == 1 and how == "killed":
-            assert status == -signal.SIGKILL
-            continue
-        assert status == 0, errors
-        kind, text, seconds, alive, misuses = json.loads(output.splitlines()[-1])
-        assert alive == misuses == [] and seconds < LIMIT / 4
-        assert (kind == "ValueError") if rank == 1 else ("rank 1" in text), text
 
 
 # ---- tensors of a GPU, which messages cannot read ----

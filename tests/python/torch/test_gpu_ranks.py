@@ -4,7 +4,6 @@ import ctypes
 import json
 import os
 import re
-import signal
 import threading
 
 import pytest
@@ -382,8 +381,8 @@ def test_first_values_on_gpus_are_drawn_with_rank_0s_state(monkeypatch):
 
 # ---- a rank that fails ----
 
-BEGINS = """
-import atexit, gc, json, os, signal, sys, time
+OF_GPU = """
+import atexit, os, time
 atexit.register(lambda: print(time.monotonic(), flush=True))  # after all that others leave for the end
 import torch
 from torch import nn
@@ -399,49 +398,6 @@ model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), device="cuda", devic
                                      device_facts=fake_gpu.FACTS, stage=int(os.environ["STAGE"]))
 units = sluice.torch.engine_of(model).plan()["units"]
 assert [unit["parameters"] == "ranks" for unit in units] == 2 * [os.environ["STAGE"] == "3"]
-"""
-FAILS = BEGINS.replace("device_facts=", 'accumulate=2 if os.environ["HOW"] == "in backward" else 0, device_facts=') + """
-def refuse(module, gradients):
-    if RANK == 1 and number == 2:
-        raise ValueError("the data of this rank is bad")
-if os.environ["HOW"] == "in backward":
-    assert sluice.torch.engine_of(model).plan()["sums_in_backward"]
-    model[0].register_full_backward_pre_hook(refuse)
-began = time.monotonic()
-try:
-    for number in range(100):
-        model(torch.ones(3, 400) * (RANK + 1)).square().mean().backward()
-        if RANK == 1 and number == 2:
-            if os.environ["HOW"] == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError("the data of this rank is bad")
-        optimizer.step()
-        optimizer.zero_grad()
-except sluice.Error as error:
-    told = [type(error).__name__, str(error), time.monotonic() - began]
-    error.__traceback__ = None
-sluice.torch.close(model, values=False)
-del model, optimizer
-gc.collect()
-print(json.dumps([*told, fake_gpu.alive(), fake_gpu.take_misuses()]), flush=True)
-"""
-
-
-@pytest.mark.parametrize("how, stage", [
-    ("killed", STAGES[-1]), ("raises", STAGES[0]), ("in backward", 2), pytest.param("in backward", 3, marks=LONG),
-])  # fmt: skip
-def test_the_others_end_name_the_rank_that_failed_and_leave_nothing(how, stage):
-    """In backward: when sums of that pass have begun, and others wait for them."""
-    (status, out, errors), (status_there, _, errors_there) = rank_pool.run_program(FAILS, HOW=how, STAGE=str(stage))
-    assert status == 0, errors
-    kind, text, seconds, alive, misuses = json.loads(out.splitlines()[-2])
-    assert kind in ("SystemIOError", "StateError") and "rank 1" in text and seconds < rank_pool.LIMIT / 4
-    assert alive == misuses == []
-    assert status_there == (-signal.SIGKILL if how == "killed" else 1), errors_there
-    assert how == "killed" or "ValueError: the data of this rank is bad" in text
-
-
-OF_GPU = BEGINS + """
 print(os.getpid())
 for number in range(100):
     if RANK == 1 and number == 2:

@@ -1,12 +1,14 @@
 """Pipelines of wrapped models: the bits of one rank that wraps the whole model, checkpoints that any number of stages load, and what is
 refused or fails."""
 
+import json
 import re
 import signal
 from pathlib import Path
 
 import pytest
 import torch
+from support import fake_gpu
 from support import sluice_package  # noqa: F401: skips where the library is not built
 from support.families import FAMILIES
 from support.rank_pool import LIMIT, Pool, run_program
@@ -365,42 +367,59 @@ def test_an_error_within_a_step_is_told_to_all_ranks(what, options, words):
             assert words in text, text
 
 
-KILLED = """
-import os, signal, sys, time
+FAILS = """
+import gc, json, os, signal, time
 import torch
 from torch import nn
-torch.set_num_threads(1)
+from support import fake_gpu
 import sluice, sluice.torch
-RANK = int(os.environ["RANK"])
+RANK, HOW, given = int(os.environ["RANK"]), os.environ["HOW"], json.loads(os.environ["GIVEN"])
+torch.set_num_threads(1)
+if "device" in given:
+    fake_gpu.share_memory(devices=2)
+    given |= {"device_memory": "512MiB", "device_facts": fake_gpu.FACTS}
 
 class Ends(nn.Linear):
     calls = 0
     def forward(self, x):
         Ends.calls += 1
         if RANK == 1 and Ends.calls == 8:
-            os.kill(os.getpid(), signal.SIGKILL)
+            if HOW == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("the data of this rank is bad")
         return super().forward(x)
 
-mesh = os.environ.get("MESH")
-pipe = sluice.torch.Pipeline([Ends(8, 8) for _ in range(3)], sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3, mesh=mesh)
+pipe = sluice.torch.Pipeline([Ends(8, 8) for _ in range(3)], sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3, **given)
 x = torch.ones(6, 8)
 began = time.monotonic()
 try:
     for step in range(100):
         pipe.train_step((x, x), nn.functional.mse_loss)
-except sluice.Error as error:
-    print(f"{time.monotonic() - began:.0f} {error}")
+except (sluice.Error, ValueError) as error:
+    told = [type(error).__name__, str(error), time.monotonic() - began]
+    error.__traceback__ = None
+pipe.close(values=False)
+del pipe
+gc.collect()
+print(json.dumps([*told, [fake_gpu.alive(), fake_gpu.take_misuses()] if "device" in given else [[], []]]))
 """
+GPU = {"device": "cuda"}
 
 
-@pytest.mark.parametrize("size, variables", [(3, {}), (4, {"MESH": "data=2,pipeline=2"})])
-def test_others_end_with_an_error_that_names_a_rank_that_is_killed(size, variables):
-    results = run_program(KILLED, size, LIMIT, **variables)
-    assert results[1][0] == -signal.SIGKILL
-    for status, output, errors in (results[0], *results[2:]):
+@pytest.mark.parametrize("size, how, given", [
+    (3, "killed", {}), (4, "killed", {"mesh": "data=2,pipeline=2"}), (2, "killed", GPU), (2, "raises", GPU),
+])  # fmt: skip
+def test_others_end_with_an_error_that_names_the_rank_that_failed(size, how, given):
+    if given == GPU:
+        fake_gpu.require_built()
+    for rank, (status, output, errors) in enumerate(run_program(FAILS, size, LIMIT, HOW=how, GIVEN=json.dumps(given))):
+        if rank == 1 and how == "killed":
+            assert status == -signal.SIGKILL
+            continue
         assert status == 0, errors
-        seconds, text = output.split(" ", 1)
-        assert int(seconds) < 20 and "rank 1" in text, text
+        kind, text, seconds, left = json.loads(output.splitlines()[-1])
+        assert seconds < LIMIT / 6 and left == [[], []]
+        assert (kind == "ValueError") if rank == 1 else ("rank 1" in text), text
 
 
 APART = """

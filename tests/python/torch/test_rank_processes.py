@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+from support import fake_gpu
 from support import sluice_package  # noqa: F401: skips where the library is not built
 from support.rank_pool import LIMIT, run_program
 
@@ -16,8 +17,8 @@ torch.manual_seed(3)
 torch.set_num_threads(1)
 import sluice.torch
 RANK = int(os.environ["RANK"])
-def make(**options):
-    model = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 24))
+def make(width=24, **options):
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
     return sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", **options)
 def step(model, optimizer):
     model(torch.ones(3, 24) * (RANK + 1)).square().mean().backward()
@@ -31,34 +32,60 @@ def run(program, size=2, **variables):
 
 
 FAILS = """
+import gc
+from support import fake_gpu
 from sluice.torch import _together
-if "gloo" in os.environ["HOW"]:
+how, stage, left = os.environ["HOW"], int(os.environ["STAGE"]), []
+given = {"stage": stage, "units": {"first": ["0.weight", "0.bias"], "last": ["2.weight", "2.bias"]}, "held_units": 2}
+if "gloo" in how:
     _together._opened = lambda group: None
-model, optimizer = make(stage=int(os.environ["STAGE"]))
+if "GPU" in how:
+    fake_gpu.share_memory(devices=2)
+    given |= {"device": "cuda", "device_memory": "512MiB", "device_facts": fake_gpu.FACTS, "accumulate": 2 if "in backward" in how else 0}
+model, optimizer = make(400, **given)
+plan = sluice.torch.engine_of(model).plan()
+assert [unit["parameters"] == "ranks" for unit in plan["units"]] == 2 * [stage == 3]
 def refuse(module, gradients):
     if RANK == 1 and number == 2:
         raise ValueError("the data of this rank is bad")
-if "in backward" in os.environ["HOW"]:
+if "in backward" in how:
+    assert "GPU" not in how or plan["sums_in_backward"]
     model[0].register_full_backward_pre_hook(refuse)
 began = time.monotonic()
 try:
     for number in range(100):
-        step(model, optimizer)
+        model(torch.ones(3, 400) * (RANK + 1)).square().mean().backward()
         if RANK == 1 and number == 2:
-            if "killed" in os.environ["HOW"]:
+            if "killed" in how:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("the data of this rank is bad")
+        optimizer.step()
+        optimizer.zero_grad()
 except sluice.Error as error:
-    print(json.dumps([type(error).__name__, str(error), time.monotonic() - began]), flush=True)
+    told = [type(error).__name__, str(error), time.monotonic() - began]
+    error.__traceback__ = None
+sluice.torch.close(model, values=False)
+del model, optimizer
+gc.collect()
+if "GPU" in how:
+    left = fake_gpu.alive() + fake_gpu.take_misuses()
+print(json.dumps([*told, left]), flush=True)
 """
+LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("how, stage", [("killed, gloo", "3"), ("raises", "0"), ("in backward", "3"), pytest.param("killed", "3", marks=pytest.mark.long)])
-def test_the_others_end_and_name_the_rank_that_failed(how, stage):
-    (status, out, errors), (status_there, _, errors_there) = run(FAILS, HOW=how, STAGE=stage)
+@pytest.mark.parametrize("how, stage", [
+    ("killed, gloo", 3), ("raises", 0), ("in backward", 3), pytest.param("killed", 3, marks=LONG),
+    ("killed, GPU", 3), ("raises, GPU", 0), ("in backward, GPU", 2), pytest.param("in backward, GPU", 3, marks=LONG),
+])  # fmt: skip
+def test_the_others_end_name_the_rank_that_failed_and_leave_nothing(how, stage):
+    """In backward: when sums of that pass have begun, and others wait for them."""
+    if "GPU" in how:
+        fake_gpu.require_built()
+    (status, out, errors), (status_there, _, errors_there) = run(FAILS, HOW=how, STAGE=str(stage))
     assert status == 0, errors
-    kind, text, seconds = json.loads(out.splitlines()[-1])
-    assert kind in ("SystemIOError", "StateError") and "rank 1" in text and seconds < LIMIT / 4
+    kind, text, seconds, left = json.loads(out.splitlines()[-1])
+    assert kind in ("SystemIOError", "StateError") and "rank 1" in text and seconds < LIMIT / 4 and left == []
     if "killed" in how:
         assert status_there == -signal.SIGKILL
     else:
@@ -115,8 +142,7 @@ def test_a_rank_that_never_wraps_is_named(absent, tmp_path):
 
 TAKES_STATE_ALONE = """
 import threading
-model = nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400))
-model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", stage=1)
+model, optimizer = make(400, stage=1)
 model(torch.ones(1, 400) * (RANK + 1)).square().mean().backward()
 optimizer.step()
 engine = sluice.torch.engine_of(model)
