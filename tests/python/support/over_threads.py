@@ -2,6 +2,8 @@
 Results are what JSON has."""
 
 import gc
+import os
+import signal
 import threading
 import time
 
@@ -268,6 +270,70 @@ def saved_apart(folder, **options):
         text = str(error)
     pipe.close(values=False)
     return text, time.monotonic() - begun
+
+
+def _interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.3)
+
+
+class _Interrupts(nn.Linear):
+    """Ctrl-C comes so often in its fifth call."""
+
+    times = calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        for _ in range(self.times if self.calls == 5 else 0):
+            _interrupt()
+        return super().forward(x)
+
+
+def interrupted(times, **options):
+    """The losses of four steps of three calls each, or how they ended. No thread stays."""
+    torch.manual_seed(0)
+    layers, threads, told = [nn.Linear(8, 8), _Interrupts(8, 8)], threading.active_count(), []
+    layers[1].times = times
+    pipe = _pipe(layers, micro_batches=3, **options)
+    for _ in range(4):
+        try:
+            told.append(pipe.train_step((X, X), loss_fn, clip=1.0).item())
+        except KeyboardInterrupt:
+            told.append("interrupted")
+        except sluice.Error as error:
+            told.append(str(error))
+    pipe.close(values=times < 2)
+    assert threading.active_count() == threads
+    return told
+
+
+class _InterruptsAtFirst(nn.Linear):
+    """Ctrl-C comes where it gets its first values for the first time."""
+
+    came = False
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        if not self.weight.is_meta and not self.came:
+            self.came = True
+            _interrupt()
+
+
+def interrupted_at_first(**options):
+    """What is left of a Pipeline that Ctrl-C ended while it was made, of the model and else; and whether the model trains then."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 8), _InterruptsAtFirst(8, 8))
+    threads, left = threading.active_count(), None
+    try:
+        _pipe(model, **options)
+    except KeyboardInterrupt:
+        left = [hasattr(p, "_sluice") or p.is_meta for p in model.parameters()]
+    gc.collect()
+    beside = [fake_gpu.alive(), threading.active_count() - threads]
+    pipe = _pipe(model, **options)
+    trains = _step(pipe) > 0
+    pipe.close()
+    return left, beside, trains
 
 
 # ---- what stages have ----

@@ -330,6 +330,7 @@ def test_values_come_from_files_to_each_stage(two, tmp_path, chunks):
     ("linears", {"mesh": "data=2,tensor=1"}, ["has an axis 'tensor'", "may have data and pipeline"]),
     ("linears", {"reproducible": True}, ["reproducible is given to a Pipeline"]),
     ("linears", {"device": ["cuda:0", "cuda:1"]}, ["a list is given as devices", "torchrun --nproc-per-node 2"]),
+    ("linears", {"devices": ["cuda:0", "cuda:1"], "device_memory": "1GiB"}, ["this one is one of 2 ranks: leave devices out"]),
     ("linears", {"update_in_backward": True}, ["update_in_backward is given to a Pipeline"]),
     ("linears", {"microbatches": 4}, ["TypeError", "microbatches"]),
     ("linears", {"units": {"all": ["0", "1"]}}, ["the unit 'all' has parameters of several stages"]),

@@ -1,12 +1,10 @@
 """Pipelines whose stages are threads of one process (Pipeline(devices=...)), on fake GPUs: the bits of one rank that wraps the whole model,
 what users have of the model, and what is refused or fails. What stages do as processes is in test_pipeline.py and test_gpu_pipeline.py."""
 
-import json
-
 import pytest
 from support import fake_gpu
 from support import sluice_package  # noqa: F401: skips where the library is not built
-from support.rank_pool import LIMIT, Pool, run_program
+from support.rank_pool import LIMIT, Pool
 
 LONG = pytest.mark.long  # others show as much
 
@@ -209,117 +207,17 @@ def test_where_it_cannot_be_made_the_model_is_as_it_was(process):
     assert same and trains
 
 
-UNDER_TORCHRUN = """
-import torch
-from torch import nn
-import sluice, sluice.torch
-try:
-    sluice.torch.Pipeline([nn.Linear(8, 8), nn.Linear(8, 8)], sluice.AdamW(), memory="4GiB", device_memory="1GiB", micro_batches=1, devices=["cuda:0", "cuda:1"])
-except sluice.InvalidArgumentError as error:
-    print(error)
-"""
-
-
-def test_ranks_are_stages_themselves():
-    for status, output, errors in run_program(UNDER_TORCHRUN, 2, LIMIT):
-        assert status == 0 and "this one is one of 2 ranks: leave devices out" in output, (output, errors)
-
-
-INTERRUPTED = """
-import gc, json, os, signal, threading, time
-import torch
-from torch import nn
-from support import fake_gpu
-import sluice, sluice.torch
-torch.set_num_threads(1)
-fake_gpu.share_memory(devices=2)
-TIMES, at = int(os.environ["TIMES"]), []
-
-class Interrupts(nn.Linear):
-    def forward(self, x):
-        at.append(1)
-        for _ in range(TIMES if len(at) == 5 else 0):  # in the second step
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.3)
-        return super().forward(x)
-
-torch.manual_seed(0)
-pipe = sluice.torch.Pipeline([nn.Linear(8, 8), Interrupts(8, 8)], sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3,
-                             devices=["cuda:0", "cuda:1"], device_memory="512MiB", device_facts=fake_gpu.FACTS)
-x, told = torch.ones(6, 8), []
-for step in range(4):
-    try:
-        told.append(pipe.train_step((x, x), nn.functional.mse_loss, clip=1.0).item())
-    except KeyboardInterrupt:
-        told.append("interrupted")
-    except sluice.Error as error:
-        told.append(str(error))
-pipe.close(values=TIMES < 2)
-del pipe
-gc.collect()
-print(json.dumps([told, fake_gpu.alive(), fake_gpu.take_misuses(), threading.active_count()]))
-"""
-
-
-def interrupted(times):
-    ((status, output, errors),) = run_program(INTERRUPTED, 1, LIMIT, TIMES=str(times))
-    assert status == 0, errors
-    told, alive, misuses, threads = json.loads(output.splitlines()[-1])
-    assert alive == misuses == [] and threads == 1
-    return told
-
-
-def test_after_ctrl_c_the_step_ends_and_training_goes_on():
-    fake_gpu.require_built()
-    expected, found = interrupted(0), interrupted(1)
+def test_after_ctrl_c_the_step_ends_and_training_goes_on(process):
+    expected, found = (process("in_one_process", called="interrupted", times=times) for times in (0, 1))
     assert found == [expected[0], "interrupted", *expected[2:]] and len(set(expected)) == 4
 
 
-def test_a_second_ctrl_c_ends_the_work_of_all_stages():
-    fake_gpu.require_built()
-    first, second, *others = interrupted(2)
+def test_a_second_ctrl_c_ends_the_work_of_all_stages(process):
+    first, second, *others = process("in_one_process", called="interrupted", times=2)
     assert first > 0 and second == "interrupted"
     for text in others:
         assert "the call was interrupted twice (KeyboardInterrupt)" in text, text
 
 
-INTERRUPTED_AT_FIRST = """
-import gc, json, os, signal, threading, time
-import torch
-from torch import nn
-from support import fake_gpu
-import sluice, sluice.torch
-torch.set_num_threads(1)
-fake_gpu.share_memory(devices=2)
-
-class Interrupts(nn.Linear):
-    def reset_parameters(self):
-        super().reset_parameters()
-        if not self.weight.is_meta and not told:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.3)
-
-told = []
-with torch.device("meta"):
-    model = nn.Sequential(nn.Linear(8, 8), Interrupts(8, 8))
-given = {"memory": "4GiB", "reserve": "64MiB", "micro_batches": 1, "devices": ["cuda:0", "cuda:1"], "device_memory": "512MiB",
-         "device_facts": fake_gpu.FACTS}
-try:
-    sluice.torch.Pipeline(model, sluice.AdamW(), **given)
-except KeyboardInterrupt:
-    told.append([hasattr(p, "_sluice") or p.is_meta for p in model.parameters()])
-gc.collect()
-told.append([fake_gpu.alive(), threading.active_count()])
-pipe = sluice.torch.Pipeline(model, sluice.AdamW(), **given)
-x = torch.ones(6, 8)
-told.append(pipe.train_step((x, x), nn.functional.mse_loss).item() > 0)
-pipe.close()
-print(json.dumps(told))
-"""
-
-
-def test_ctrl_c_while_it_is_made_leaves_the_model_plain():
-    fake_gpu.require_built()
-    ((status, output, errors),) = run_program(INTERRUPTED_AT_FIRST, 1, LIMIT)
-    assert status == 0, errors
-    assert json.loads(output.splitlines()[-1]) == [[False] * 4, [[], 1], True]
+def test_ctrl_c_while_it_is_made_leaves_the_model_plain(process):
+    assert process("in_one_process", called="interrupted_at_first") == [[False] * 4, [[], 0], True]
