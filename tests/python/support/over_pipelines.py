@@ -25,7 +25,7 @@ from sluice.torch import _together
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ON_GPU = {"device": "cuda", "device_memory": "600MiB", "device_facts": fake_gpu.FACTS}
 torch.set_num_threads(1)
-STEPS, ROWS = 3, 12
+STEPS, ROWS = 2, 12
 
 
 def layers():
@@ -265,7 +265,7 @@ def _options(model, place, update, **options):
 
 def _scheduler(optimizer, first):
     """Of a run that begins anew; the rates of one that goes on come with the checkpoint, and its schedule would be the user's to save."""
-    return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if first == 0 else None
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) if first == 0 else None
 
 
 def _parts(batch, count):

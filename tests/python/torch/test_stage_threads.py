@@ -68,7 +68,7 @@ def test_stages_of_one_process_have_the_bits_of_the_whole_model(process, number,
 
 # What functions of support.over_pipelines find, as test_pipeline.py looks at it.
 @pytest.mark.parametrize("called, given, expected", [
-    ("evaluated", {"name": "tied"}, [True] * 7), ("evaluated", {"name": "layers", "chunks": 1}, [True] * 6), ("shapes", {}, [True] * 6),
+    ("evaluated", {"name": "tied", "reserve": "64MiB"}, [True] * 7), ("evaluated", {"name": "layers", "chunks": 1}, [True] * 6), ("shapes", {}, [True] * 6),
     ("thawed", {}, [True] * 6), ("thawed", {"frozen": "01"}, [True] * 6), ("closed", {}, []),
 ])  # fmt: skip
 def test_they_do_what_stages_in_processes_do(process, called, given, expected):
@@ -87,14 +87,14 @@ def test_values_come_from_files(process, tmp_path):
 @pytest.mark.parametrize("name, chunks", [("layers", 1), ("tied", 1), pytest.param("deep_tied", 2, marks=LONG)])
 def test_checkpoints_are_those_of_one_rank_and_both_go_on(process, tmp_path, name, chunks):
     given, of_pipeline = {"name": name, "micro_batches": 4, "scheduled": False}, {"called": "piped", "chunks": chunks, "place": "memory"}
-    expected = process("whole", steps=4, **given)
-    process("in_one_process", save=str(tmp_path / "threads"), steps=2, **of_pipeline, **given)
-    process("whole", save=str(tmp_path / "one"), steps=2, **given)
+    expected = process("whole", steps=2, **given)
+    process("in_one_process", save=str(tmp_path / "threads"), steps=1, **of_pipeline, **given)
+    process("whole", save=str(tmp_path / "one"), steps=1, **given)
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*/*")}
     assert len(files) > 4 and {path.name: path.read_bytes() for path in (tmp_path / "threads").glob("*/*")} == files
-    rest = given | {"load": str(tmp_path / "threads"), "first": 2, "steps": 2}
+    rest = given | {"load": str(tmp_path / "threads"), "first": 1, "steps": 1}
     for found in (process("whole", **rest), process("in_one_process", gpus=[0, 1, 2], **of_pipeline | {"chunks": 1}, **rest)):
-        assert found["values"] == expected["values"] and found["losses"] == expected["losses"][2:]
+        assert found["values"] == expected["values"] and found["losses"] == expected["losses"][1:]
 
 
 # ---- what users have ----
