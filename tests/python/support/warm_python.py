@@ -2,7 +2,7 @@
 sys.executable, and its process is a fork of a server that has loaded them and done nothing else. It has its own environment, folder,
 streams, arguments and end, and is killed with the process that was started."""
 
-import atexit
+import fcntl
 import gc
 import importlib.util
 import json
@@ -17,22 +17,35 @@ import tempfile
 import types
 
 LOADED = ("torch", "sluice.torch", "accelerate", "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama")
-_server = None
+_program = _server = None
 
 
 def executable():
-    """A program that takes the words of Python: -c PROGRAM, -m MODULE, or a file, and arguments."""
+    """A program that takes the words of Python: -c PROGRAM, -m MODULE, or a file, and arguments. Its server is of all workers of a run of
+    pytest, and ends after it."""
+    global _program
+    if _program is None:
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+        folder = f"{tempfile.gettempdir()}/sluice-python-{run}" if run else tempfile.mkdtemp(prefix="sluice-python-")
+        os.makedirs(folder, exist_ok=True)
+        with open(f"{folder}/lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until another worker has started it
+            _program = f"{folder}/python"
+            if not os.path.exists(_program):
+                _begin(folder, os.getppid() if run else os.getpid())
+    return _program
+
+
+def _begin(folder, pytest):
+    """Starts the server, which ends with that process, and not with this one."""
     global _server
-    if _server is None:
-        folder = tempfile.mkdtemp(prefix="sluice-python-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        _server = subprocess.Popen([sys.executable, __file__, "serve", f"{folder}/server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        _server.stdout.readline()
-        _server.program = f"{folder}/python"
-        with open(_server.program, "w") as file:
-            file.write(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} start {folder}/server "$@"\n')
-        os.chmod(_server.program, 0o755)
-    return _server.program
+    words = [sys.executable, __file__, "serve", f"{folder}/server", str(pytest)]
+    _server = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    _server.stdout.readline()
+    with open(f"{folder}/made", "w") as file:
+        file.write(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} start {folder}/server "$@"\n')
+    os.chmod(file.name, 0o755)
+    os.rename(file.name, f"{folder}/python")
 
 
 def _start(address, *words):
@@ -50,8 +63,9 @@ def _start(address, *words):
     os._exit(code)
 
 
-def _serve(address):
-    """Forks a process for each request. Returns in those processes, with the words."""
+def _serve(address, pytest):
+    """Forks a process for each request, until the process with that number ends. Returns in those processes, with the words."""
+    ended = os.pidfd_open(int(pytest))
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)]
     from_here = os.path.dirname(os.path.dirname(__file__))
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(from_here)), "bindings", "python"))
@@ -65,12 +79,14 @@ def _serve(address):
     os.write(1, b"ready\n")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        ready, _, _ = select.select([listening, 0], [], [])
-        if 0 in ready:  # the tests have ended
+        ready, _, _ = select.select([listening, ended], [], [])
+        if ended in ready:
+            shutil.rmtree(os.path.dirname(address), ignore_errors=True)
             os._exit(0)
         connection, _ = listening.accept()
         if os.fork() == 0:
             listening.close()
+            os.close(ended)
             return _become(connection)
         connection.close()
 
@@ -140,7 +156,7 @@ def _main_module(words):
 if __name__ == "__main__":
     if sys.argv[1] == "start":
         _start(*sys.argv[2:])
-    _main, _code = _main_module(_serve(sys.argv[2]))
+    _main, _code = _main_module(_serve(*sys.argv[2:]))
     if "OMP_NUM_THREADS" in os.environ:  # OpenMP has read the server's
         importlib.import_module("torch").set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     exec(_code, _main.__dict__)
