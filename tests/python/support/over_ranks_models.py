@@ -32,12 +32,12 @@ class Experts(nn.Module):
         return self.last(self.experts[expert](self.begin(x)).tanh())
 
 
-def wide():
+def wide(n_layer=3):
     """A model of many units that are partitioned."""
     torch.manual_seed(1)
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            n_layer=5, n_head=4, n_embd=256, vocab_size=512, n_positions=32, bos_token_id=0, eos_token_id=0,
+            n_layer=n_layer, n_head=4, n_embd=256, vocab_size=512, n_positions=32, bos_token_id=0, eos_token_id=0,
             attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
         )
     )  # fmt: skip
@@ -60,16 +60,17 @@ def reentrant():
 
 
 MODELS = {
-    "gpt2": small_gpt2, "wide": wide, "reentrant": reentrant, "convolutional": convolutional, "normed": Normed, "experts": Experts,
+    "gpt2": small_gpt2, "wide": wide, "wide in half": lambda: wide(5), "reentrant": reentrant, "convolutional": convolutional,
+    "normed": Normed, "experts": Experts,
     "llama": lambda: small_llama(192, 384, 2), "mixtral": lambda: small_mixtral(128, 192),
 }  # fmt: skip
 WHOLE = 512 << 10  # bytes up to which units share memory, so that no stage partitions them
 
 
 def units_of(name, model):
-    """Makes every block of a transformer a unit, and elsewhere, and in the wide one, every module with parameters of its own."""
+    """Makes every block of a transformer a unit, and elsewhere, and in the wide ones, every module with parameters of its own."""
     units = {}
     for module, names in units_of_modules(model).items():
-        block = None if name == "wide" else re.match(r"(transformer\.h|model\.layers)\.\d+", module)
+        block = None if name.startswith("wide") else re.match(r"(transformer\.h|model\.layers)\.\d+", module)
         units.setdefault(block[0] if block else module, []).extend(names)
     return units
