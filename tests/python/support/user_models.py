@@ -7,7 +7,7 @@ import torch
 import transformers
 from support.wrapped_models import small_gpt2
 
-STEPS = 4
+STEPS = 3
 
 
 def drawn(step, *shape, below=None):

@@ -7,7 +7,7 @@ import torch
 import transformers
 from support import fake_gpu
 from support.processes import measures_the_process, run_big
-from support.wrapped_models import language_loss, plain_optimizer, same_values, small_gpt2, tokens, train, values_of, wrap
+from support.wrapped_models import language_loss, plain_optimizer, same_values, small_gpt2, train, values_of
 
 import sluice
 import sluice.torch
@@ -174,22 +174,3 @@ def test_what_was_estimated_is_enough_for_the_first_step():
     found = sluice.torch.engine_of(model).plan()["pytorch"]
     assert 0 < found["measured"] <= found["reserve"] and found["peak"] < found["reserve"]
     sluice.torch.close(model)
-
-
-def in_bf16(model, step):
-    ids = tokens(step)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return model(ids, labels=ids).loss
-
-
-def test_autocast_has_the_bits_of_everything_in_memory_and_the_losses_of_plain_pytorch():
-    """That it keeps no copies of parameters is in test_saved.py."""
-
-    def trained(place):
-        model, optimizer = wrap(small_gpt2(), place)
-        return train(model, optimizer, in_bf16, steps=4, dtype=torch.bfloat16), values_of(model)
-
-    (memory, values), (disk, values_on_disk) = trained("memory"), trained("disk")
-    assert memory.values == disk.values and same_values(values, values_on_disk)
-    plain = small_gpt2()
-    assert memory.close_to(train(plain, plain_optimizer(plain), in_bf16, steps=4))

@@ -3,9 +3,7 @@
 import pytest
 import torch
 from support import fake_gpu, rounding
-from support.torch_muon import MuonWithAdamW
 from support.wrapped_models import language_loss, plain_optimizer, readable, same_values, small_gpt2, tokens, train, values_of, wrap
-from transformers.optimization import Adafactor
 
 import sluice
 import sluice.torch
@@ -13,54 +11,25 @@ import sluice.torch
 OF_LOSSES = rounding.of_losses(rounding.of_model(small_gpt2()))
 
 
-def trained(place, make=small_gpt2, loss_of=language_loss, wrapping=None, **settings):
-    """Trains. Returns losses and the values at the end. Place None stands for plain PyTorch."""
-    model = make()
-    optimizer = plain_optimizer(model) if place is None else wrap(model, place, **(wrapping or {}))[1]
-    losses = train(model, optimizer, loss_of, **settings)
-    values = values_of(model)
-    if place is not None:
-        sluice.torch.close(model)
-    return losses, values
-
-
-def test_twins_and_plain_pytorch():
-    settings = {"steps": 6, "accumulate": 2, "clip": 0.1}
-    plain, _ = trained(None, **settings)
-    memory, values = trained("memory", **settings)
-    disk, values_on_disk = trained("disk", **settings)
-    assert memory.values == disk.values and same_values(values, values_on_disk)
-    assert memory.close_to(plain)
-
-
 def test_budgets_between():
-    memory, values = trained("memory", steps=3)
+    def run(place, **options):
+        model, optimizer = wrap(small_gpt2(), place, **options)
+        return train(model, optimizer, language_loss, steps=3).values, values_of(model)
+
+    memory, values = run("memory")
     for place in ({"parameters": "disk"}, {"gradients": "disk", "state": "memory"}, {"state": "disk"}):
-        between, found = trained(place, steps=3, wrapping={"held_units": 1})
-        assert between.values == memory.values and same_values(values, found)
+        between, found = run(place, held_units=1)
+        assert between == memory and same_values(values, found)
 
 
-def one_cycle(optimizer):
-    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=6)
+def test_a_scheduler_that_cycles_the_momentum():
+    """One that cycles betas is in test_groups.py."""
 
-
-def cyclic(optimizer):
-    return torch.optim.lr_scheduler.CyclicLR(optimizer, 1e-4, 3e-3, step_size_up=2)
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "settings", "plain"),
-    [
-        (one_cycle, sluice.AdamW(), torch.optim.AdamW),
-        (cyclic, sluice.SGD(momentum=0.9), lambda p: torch.optim.SGD(p, momentum=0.9)),
-    ],
-)
-def test_schedulers_that_cycle_the_momentum(scheduler, settings, plain):
     def run(place):
-        model = small_gpt2()
-        optimizer = plain(model.parameters()) if place is None else wrap(model, place, settings)[1]
-        losses = train(model, optimizer, language_loss, steps=5, scheduler=scheduler(optimizer))
-        return losses, values_of(model)
+        model, settings = small_gpt2(), sluice.SGD(momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9) if place is None else wrap(model, place, settings)[1]
+        scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, 1e-4, 3e-3, step_size_up=2)
+        return train(model, optimizer, language_loss, steps=5, scheduler=scheduler), values_of(model)
 
     (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
     assert memory.values == disk.values and same_values(values, values_on_disk)
@@ -182,51 +151,3 @@ def test_the_whole_is_within_its_budget():
     ledger = {(line.tier, line.purpose): line for line in sluice.torch.engine_of(model).ledger()}
     assert 0 < ledger["host", "total"].peak <= 3 << 30
     assert sluice.torch.engine_of(model).counters().touches == 0, "a hook has missed a parameter"
-
-
-def plain_muon(**settings):
-    """Plain PyTorch's Muon for small_gpt2(), whose first parameters are tables of 512 tokens and 32 positions."""
-
-    def made(parameters):
-        parameters = list(parameters)
-        groups = [{"params": parameters, "weight_decay": 0.01}]
-        return MuonWithAdamW(groups, others=parameters[:2], **settings)
-
-    return made
-
-
-@pytest.mark.parametrize(
-    ("settings", "plain"),
-    [
-        (sluice.Lion(lr=1e-4), None),
-        (
-            sluice.Adafactor(lr=1e-2, weight_decay=0.01),
-            lambda p: Adafactor(p, lr=1e-2, weight_decay=0.01, relative_step=False),
-        ),
-        (
-            sluice.Muon(lr=1e-2, adamw_lr=1e-4, adjust_lr_fn="match_rms_adamw", weight_decay=0.01),
-            plain_muon(lr=1e-2, adamw_lr=1e-4, adjust_lr_fn="match_rms_adamw"),
-        ),
-    ],
-)
-def test_other_optimizers(settings, plain):
-    def run(place):
-        model, optimizer = wrap(small_gpt2(), place, settings)
-        return train(model, optimizer, language_loss, steps=3, clip=1.0), values_of(model)
-
-    (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
-    assert memory.values == disk.values and same_values(values, values_on_disk)
-    if plain is not None:
-        model = small_gpt2()
-        assert memory.close_to(train(model, plain(model.parameters()), language_loss, steps=3, clip=1.0))
-
-
-@pytest.mark.parametrize("state", ["bf16", "8bit"])
-def test_a_bf16_model_without_masters_and_with_narrow_state(state):
-    def run(place):
-        given = {"state": state, "master": "none", "seed": 7}
-        model, optimizer = wrap(small_gpt2().to(torch.bfloat16), place, **given)
-        return train(model, optimizer, language_loss, steps=3).values, values_of(model)
-
-    (memory, values), (disk, values_on_disk) = run("memory"), run("disk")
-    assert memory == disk and same_values(values, values_on_disk)

@@ -12,7 +12,7 @@ from support.sluice_process import SOURCE
 # When the GPU does its work, the files, and which of their tests.
 RUNS = [
     ("early", ["test_wrapping.py", "test_gradients.py"], "gradients or midway or tied or elements or estimate or keep_their_names"),
-    ("late", ["test_loop.py", "test_at_once.py"], "twins or exception or needs or reentrant"),
+    ("late", ["test_loop.py", "test_at_once.py"], "cycles or exception or needs or reentrant"),
     ("random", ["test_saving.py", "test_models.py"], "mixtral or (both_state_dicts and options0)"),
     ("early", ["test_trainer.py", "test_pretrained.py"],
      "not accelerate and not test_adapters and (trainer or adapter or to-bf16 or mixtral or vit or bert-of-old)"),
