@@ -1,4 +1,5 @@
-"""The Python package trains to the same bits wherever they live, agrees with torch.optim, and its memory does not grow."""
+"""What the Python package takes and gives, and where it finds its library. That it trains to the same bits wherever they live is in
+test_optimizers.py."""
 
 import json
 import os
@@ -15,20 +16,6 @@ from support.sluice_package import (
 from support.sluice_process import PACKAGE, SLUICE, SOURCE
 
 import sluice
-
-
-def trained(steps=4, **options):
-    with make_engine(**options) as engine:
-        set_start(engine)
-        train(engine, steps, clip=1.0)
-        return values_of(engine)
-
-
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-def test_the_same_bits_in_memory_and_on_disk(tmp_path, dtype):
-    expected = trained(dtype=dtype, place="memory")
-    assert expected != start_values()
-    assert trained(dtype=dtype, disk=tmp_path, place="disk", threads=1) == expected
 
 
 @pytest.mark.parametrize("as_bits", [False, True])

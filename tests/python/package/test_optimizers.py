@@ -36,10 +36,10 @@ def gradient_of(wide, step):
     return np.float32(0.1) * wide + noise
 
 
-def make_engine(tmp_path, optimizer, place="disk", units=UNITS, **options):
+def make_engine(tmp_path, optimizer, place="disk", units=UNITS, threads=2, **options):
     if any(isinstance(group, sluice.Muon) for group in optimizer):
         options = {"sgemm": sluice.torch.sgemm()} | options
-    given = sluice.Options(memory="4GiB", disk=tmp_path, optimizer=optimizer, place=place, threads=2, **options)
+    given = sluice.Options(memory="4GiB", disk=tmp_path, optimizer=optimizer, place=place, threads=threads, **options)
     return sluice.Engine(units, given)
 
 
@@ -169,8 +169,8 @@ def test_the_same_bits_wherever_they_lie_and_after_a_checkpoint(tmp_path, case, 
     kinds = {"dtype": dtype, "master": master, "state": state, "seed": 3}
     groups = [CASES[case][0](decay) for decay in DECAY]
     results = []
-    for place in ("memory", "disk"):
-        with make_engine(tmp_path, groups, place, **kinds) as engine:
+    for threads, place in enumerate(("memory", "disk"), 1):
+        with make_engine(tmp_path, groups, place, threads=threads, **kinds) as engine:
             set_start(engine)
             train(engine, 2)
             saved = engine.save(tmp_path / place)
