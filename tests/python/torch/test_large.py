@@ -1,4 +1,4 @@
-"""Models that are larger than memory, and the memory of wrapped ones: the meta device, folders, the plan, autocast."""
+"""Models that are larger than memory, and the memory of wrapped ones: the meta device, folders, the plan."""
 
 import warnings
 
