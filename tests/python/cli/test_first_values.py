@@ -147,10 +147,10 @@ UNREAD = [
 
 def test_weights_that_are_not_read_are_never_taken_for_none(text, tmp_path):
     shape = save(CONFIGS["gpt2-bytes"], tmp_path / "shape")
-    for name in UNREAD:
+    for number, name in enumerate(UNREAD):
         (shape / name).write_bytes(b"weights")
-        for command in ("train", "plan"):
-            expect_refused(command, str(shape), name, "save_pretrained", **flags_for(tmp_path, model=shape))
-        expect_refused("generate", str(shape), name, checkpoint=shape, prompt="a", tokens=1)
+        expect_refused(("train", "plan")[number % 2], str(shape), name, "save_pretrained", **flags_for(tmp_path, model=shape))
+        if number == 0:
+            expect_refused("generate", str(shape), name, checkpoint=shape, prompt="a", tokens=1)
         (shape / name).unlink()
     assert not (tmp_path / "out").exists()
