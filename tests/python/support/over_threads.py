@@ -303,7 +303,7 @@ def interrupted(times, **options):
         except sluice.Error as error:
             told.append(str(error))
     pipe.close(values=times < 2)
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # others may have ended meanwhile
     return told
 
 
@@ -329,7 +329,7 @@ def interrupted_at_first(**options):
     except KeyboardInterrupt:
         left = [hasattr(p, "_sluice") or p.is_meta for p in model.parameters()]
     gc.collect()
-    beside = [fake_gpu.alive(), threading.active_count() - threads]
+    beside = [fake_gpu.alive(), max(0, threading.active_count() - threads)]
     pipe = _pipe(model, **options)
     trains = _step(pipe) > 0
     pipe.close()
