@@ -24,11 +24,12 @@ def run(*words, **more):
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory):
+    """An installation that was moved."""
     if not SLUICE.exists():
         pytest.skip(f"{SLUICE} is not built")
-    folder = tmp_path_factory.mktemp("installed") / "prefix"
-    run("cmake", "--install", BUILD, "--prefix", folder, "--strip")
-    return folder
+    folder = tmp_path_factory.mktemp("installed")
+    run("cmake", "--install", BUILD, "--prefix", folder / "first", "--strip")
+    return (folder / "first").rename(folder / "moved")
 
 
 def only(folder, name):
@@ -86,12 +87,6 @@ def test_what_is_installed_to_build_on_is_c_alone(prefix):
         assert (prefix / header).read_bytes() == (SOURCE / "bindings" / "c" / header.name).read_bytes()
 
 
-def test_an_installation_can_be_moved(prefix, tmp_path):
-    moved = tmp_path / "elsewhere"
-    prefix.rename(moved)
-    try:
-        build_by_cmake(moved, only(moved, "network.c").parent, tmp_path / "build")
-        flags = " ".join(flags_of(moved, "--cflags", "--libs"))
-        assert str(prefix) not in flags and str(moved) in flags
-    finally:
-        moved.rename(prefix)
+def test_a_moved_installation_names_its_place(prefix):
+    flags = " ".join(flags_of(prefix, "--cflags", "--libs"))
+    assert str(prefix) in flags and str(prefix.with_name("first")) not in flags
