@@ -85,7 +85,7 @@ SOME = [(1, "memory"), (2, "disk"), (3, "disk")]
 
 
 @pytest.mark.parametrize("name, twins", [
-    ("gpt2", SOME), ("experts", SOME), pytest.param("mixtral", SOME, marks=LONG), pytest.param("gpt2", EVERY, marks=LONG),
+    ("gpt2", SOME), *(pytest.param(*row, marks=LONG) for row in (("experts", SOME), ("mixtral", SOME), ("gpt2", EVERY))),
 ])  # fmt: skip
 def test_every_stage_and_place_gives_the_same_bits(pool, name, twins):
     settings = {"name": name, "steps": 2, "accumulate": 4, "clip": 0.1}
