@@ -112,7 +112,7 @@ def _load(module: torch.nn.Module, state_dict: Mapping[str, Any], prefix: str, l
             "load_state_dict(assign=True) is called on a wrapped model, whose parameters would then be other tensors, outside of the engine; "
             "leave assign out, so that values are copied, or load before sluice.torch.wrap()"
         )
-    type(module)._load_from_state_dict(module, state_dict, prefix, local_metadata, *others)  # type: ignore[arg-type]
+    type(module)._load_from_state_dict(module, state_dict, prefix, local_metadata, *others)
 
 
 def _refuse_to_resize(name: str, *_: Any, **__: Any) -> NoReturn:
