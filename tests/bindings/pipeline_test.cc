@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "bindings/ranks_runs.h"
 #include "testing.h"
 
@@ -50,18 +52,16 @@ TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
 // two stages are compared, in which what every process takes beside its plan cancels out.
 TEST_F(PipelineRunsTest, HoldTheMicroBatchesThatTheirPlansSay) {
   constexpr int kStages = 4;
-  std::vector<std::string> all = words("run", kStages, 1, "--mesh pipeline=4 --group 1 --recompute none");
-  for (const auto& [flag, value] : {std::pair("--batch", "96"), {"--seq", "64"}, {"--accumulate", "4"}})
-    *(std::ranges::find(all, flag) + 1) = value;
-  expect_done(run_sluice(all));
-  std::vector<double> planned, taken;
+  expect_done(run_sluice(words(
+      "run", kStages, 1, "--mesh pipeline=4 --group 1 --recompute none --batch 96 --seq 64 --accumulate 4")));
+  std::vector<double> stated, taken;
   for (int rank = 0; rank < kStages; ++rank) {
     const Json row = rows(rank == 0 ? "run" : "run.rank" + std::to_string(rank)).back();
-    planned.push_back(row.at("predicted_peak"));
+    stated.push_back(row.at("predicted_peak"));
     taken.push_back(row.at("peak_memory"));
   }
   for (int stage = 0; stage + 1 < kStages; ++stage) {
-    const double more = planned[stage] - planned[stage + 1];
+    const double more = stated[stage] - stated[stage + 1];
     EXPECT_GT(more, 20 << 20) << stage;
     EXPECT_NEAR(taken[stage] - taken[stage + 1], more, 0.02 * more) << stage;
   }
@@ -90,38 +90,16 @@ TEST_F(PipelineRunsTest, HavePassesAndMessagesInTheirTrace) {
   EXPECT_THAT(events.at(3), IsSupersetOf({"compute: loss final, item 1"}));
 }
 
-// A mesh of any kind goes on from one of any other, also one that the run chooses.
-TEST_F(PipelineRunsTest, GoOnWithAnotherMesh) {
-  const std::string flags = "--optimizer adamw --dtype bf16 --reproducible", on = flags + " --resume";
-  expect_done(run_sluice(placed("whole", {1, "0", "memory", flags}, 6)));
-  expect_done(
-      run_sluice(placed("run", {4, "3", "memory", flags + " --mesh data=2,pipeline=2 --chunks 2"}, 1)));
-  expect_done(run_sluice(placed("run", {2, "3", "memory", on + " --mesh tensor=2"}, 2)));
-  expect_done(run_sluice(placed("run", {1, "0", "memory", on}, 3)));
-  expect_done(run_sluice(placed("run", {4, "1", "memory", on + " --mesh data=2,tensor=2"}, 4)));
-  expect_done(run_sluice(words("run", 2, 5, on + " --mesh auto")));
-  expect_done(run_sluice(placed("run", {3, "0", "disk", on + " --mesh pipeline=3 --pipeline gpipe"}, 6)));
-  EXPECT_EQ(losses("run"), losses("whole"));
-  EXPECT_TRUE(tensors("run", 6) == tensors("whole", 6));
-}
-
 // The first stage has posted the receive of its last gradient long before anybody computes that.
 TEST_F(PipelineRunsTest, WaitForAStageThatComputesLongerThanTheyHavePatience) {
-  std::vector<std::string> all =
-      words("run", 2, 1, "--mesh pipeline=2 --group 12 --patience 1 --seq 128", "1GiB");
-  *(std::ranges::find(all, "--model") + 1) = "mini";
-  const auto twice = std::ranges::find(all, "--seq");
-  all.erase(twice, twice + 2);
-  expect_done(run_sluice(all));
+  expect_done(run_sluice(
+      words("run", 2, 1, "--model mini --mesh pipeline=2 --group 12 --patience 1 --seq 128 --memory 1GiB")));
 }
 
 TEST_F(PipelineRunsTest, ArePlannedAsAWhole) {
-  std::vector<std::string> all =
-      placed("plan", {6, "1", "memory", "--mesh data=2,pipeline=3 --group 2 --json --stages 0,1-2,3"}, 3);
-  all[0] = "plan";
-  const Outcome outcome = run_sluice(all);
-  ASSERT_EQ(outcome.status, 0) << outcome.error;
-  const Json plan = Json::parse(outcome.out).at("pipeline");
+  const Json plan =
+      planned(placed("plan", {6, "1", "memory", "--mesh data=2,pipeline=3 --group 2 --stages 0,1-2,3"}, 3))
+          .at("pipeline");
   EXPECT_EQ(plan.at("items"), 3);  // of 12 micro-batches, which two ranks share
   ASSERT_EQ(plan.at("stages").size(), 3u);
   Json units = Json::array();
@@ -138,16 +116,15 @@ TEST_F(PipelineRunsTest, AreShorterInChunks) {
   std::ofstream(folder_ / "machine.json")
       << R"({"version": 2, "cores": {"usable": 2}, "memory": {"usable": "8GiB", "bandwidth": 2e10},
     "products": [{"type": "f32", "m": 1024, "n": 768, "k": 768, "flops": 2e11}], "disks": []})";
-  const auto planned = [&](const std::string& flags) {
-    std::vector<std::string> all = placed(
-        "plan", {2, "0", "memory", "--mesh pipeline=2 --group 4 --json --link 10Gbit/s,20us " + flags}, 3);
-    all[0] = "plan";
-    all.insert(all.end(), {"--machine", folder_ / "machine.json"});
-    const Outcome outcome = run_sluice(all);
-    EXPECT_EQ(outcome.status, 0) << outcome.error;
-    return Json::parse(outcome.out).at("pipeline");
+  const auto pipeline = [&](const std::string& flags) {
+    return planned(placed("plan",
+                          {2, "0", "memory",
+                           fmt::format("--mesh pipeline=2 --group 4 --link 10Gbit/s,20us --machine {} {}",
+                                       folder_ / "machine.json", flags)},
+                          3))
+        .at("pipeline");
   };
-  const Json whole = planned("--stages 0-1,2-3"), parts = planned("--chunks 2 --stages 0,1,2,3");
+  const Json whole = pipeline("--stages 0-1,2-3"), parts = pipeline("--chunks 2 --stages 0,1,2,3");
   EXPECT_EQ(parts.at("chunks"), 2);
   EXPECT_EQ(parts.at("stages")[0].at("units"), Json::parse("[[0, 2], [3, 4]]"));
   EXPECT_EQ(parts.at("stages")[1].at("names"), "block.1, block.3 to final");
@@ -155,11 +132,7 @@ TEST_F(PipelineRunsTest, AreShorterInChunks) {
 }
 
 TEST_F(PipelineRunsTest, AreRefusedWithWhatIsWrong) {
-  const struct {
-    int ranks;
-    std::string flags;
-    std::vector<std::string> words;
-  } cases[] = {
+  expect_refused({
       {2, "--mesh pipeline=3", {"--mesh pipeline=3 is of 3 ranks", "--ranks is 2"}},
       {5, "--mesh pipeline=5", {"5 stages is asked for", "4 blocks"}},
       {2,
@@ -182,27 +155,15 @@ TEST_F(PipelineRunsTest, AreRefusedWithWhatIsWrong) {
       {2, "--mesh experts=2", {"'experts'", "data, pipeline, tensor, sequence"}},
       {2, "--mesh pipeline=2 --group 13", {"a group of 13", "a step has 12"}},
       {8, "--mesh data=4,pipeline=2 --accumulate 6", {"accumulate", "4 ranks cannot share"}},
-  };
-  for (const auto& c : cases) {
-    SCOPED_TRACE(c.flags);
-    std::vector<std::string> all = words("run", c.ranks, 1, c.flags);
-    if (c.flags.find("--accumulate") != std::string::npos) {
-      const auto given = std::ranges::find(all, "--accumulate");
-      all.erase(given, given + 2);
-    }
-    const Outcome outcome = run_sluice(all);
-    EXPECT_EQ(outcome.status, 2);
-    for (const std::string& word : c.words) EXPECT_THAT(outcome.error, HasSubstr(word));
-    EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
-  }
+  });
 }
 
 TEST_F(PipelineRunsTest, NameTheStageThatDoesNotFit) {
-  const Outcome outcome = run_sluice(words("run", 3, 1, "--mesh pipeline=3 --stages 0,1,2-3", "40MiB"));
+  const Outcome outcome = run_sluice(words("run", 3, 1, "--mesh pipeline=3 --stages 0,1,2-3 --memory 40MiB"));
   EXPECT_EQ(outcome.status, 3);
   EXPECT_THAT(outcome.error, HasSubstr("pipeline stage 1 of 3 (embedding to block.0): "));
   EXPECT_THAT(outcome.error, HasSubstr("other --stages may fit"));
-  const Outcome any = run_sluice(words("run", 3, 1, "--mesh pipeline=3", "20MiB"));
+  const Outcome any = run_sluice(words("run", 3, 1, "--mesh pipeline=3 --memory 20MiB"));
   EXPECT_EQ(any.status, 3);
   EXPECT_THAT(any.error, ::testing::AnyOf(HasSubstr("cuts of the model were tried, and none fits"),
                                           HasSubstr("no other cut of the model can fit")));

@@ -32,15 +32,20 @@ class RanksTest : public ::testing::Test {
                                                           {"vocab_size", 1200},
                                                           {"tie_word_embeddings", true}});
   }
-  std::vector<std::string> words(const std::string& name, int ranks, int steps, const std::string& flags,
-                                 const std::string& memory = "600MiB") const {
-    std::vector<std::string> all =
-        tiny_training(text_, folder_ / name, steps,
-                      {{"--model", folder_ / "model", "--tokens", "bytes", "--accumulate", "12", "--threads",
-                        "1", "--ranks", std::to_string(ranks), "--metrics", folder_ / (name + ".jsonl")}});
-    *(std::ranges::find(all, "--memory") + 1) = memory;
-    all.erase(all.begin() + 1, all.begin() + 3);  // the other model
-    for (const std::string& word : words_of(flags)) all.push_back(word);
+  // Flags take the place of those that all runs have. Without ranks the program is told of none.
+  std::vector<std::string> words(const std::string& name, int ranks, int steps,
+                                 const std::string& flags = "") const {
+    std::vector<std::string> all = tiny_training(text_, folder_ / name, steps,
+                                                 {{"--tokens", "bytes", "--accumulate", "12", "--threads",
+                                                   "1", "--metrics", folder_ / (name + ".jsonl")}});
+    *std::ranges::find(all, "tiny") = folder_ / "model";
+    if (ranks > 0) all.insert(all.end(), {"--ranks", std::to_string(ranks)});
+    const std::vector<std::string> given = words_of(flags);
+    for (const std::string& word : given) {
+      const auto known = std::ranges::find(all, word);
+      if (word.starts_with("--") && known != all.end()) all.erase(known, known + 2);
+    }
+    all.insert(all.end(), given.begin(), given.end());
     return all;
   }
   std::vector<std::string> placed(const std::string& name, const Partition& p, int steps) const {
@@ -56,6 +61,35 @@ class RanksTest : public ::testing::Test {
   }
   static void expect_done(const Outcome& outcome) {
     ASSERT_EQ(outcome.status, 0) << outcome.error << outcome.out;
+  }
+  // What the program plans for a run.
+  static Json planned(std::vector<std::string> run) {
+    run[0] = "plan";
+    run.push_back("--json");
+    const Outcome outcome = run_sluice(run);
+    EXPECT_EQ(outcome.status, 0) << outcome.error;
+    return Json::parse(outcome.out);
+  }
+  struct Refused {
+    int ranks;
+    std::string flags;
+    std::vector<std::string> parts;  // of the error
+    int status = 2;
+  };
+  // A plan refuses by the same code as a run, and starts no ranks; the first case is also that of a run,
+  // which leaves nothing.
+  void expect_refused(const std::vector<Refused>& cases) const {
+    for (const Refused& c : cases)
+      for (const char* command : {"plan", "train"}) {
+        if (command == std::string("train") && &c != cases.data()) continue;
+        SCOPED_TRACE(command + (" " + c.flags));
+        std::vector<std::string> all = words("refused", c.ranks, 1, c.flags);
+        all[0] = command;
+        const Outcome outcome = run_sluice(all);
+        EXPECT_EQ(outcome.status, c.status);
+        for (const std::string& part : c.parts) EXPECT_THAT(outcome.error, HasSubstr(part));
+        EXPECT_FALSE(std::filesystem::exists(folder_ / "refused"));
+      }
   }
 
   std::map<std::string, std::string> tensors(const std::string& name, int step) const {

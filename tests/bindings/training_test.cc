@@ -2,7 +2,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "bindings/sluice_process.h"
+#include "bindings/run_outputs.h"
 #include "core/json.h"
 #include "testing.h"
 
@@ -18,15 +18,13 @@ class TrainingTest : public ::testing::Test {
         "--accumulate", "2", "--threads", "2", "--metrics", folder_ / (name + ".jsonl")};
     return tiny_training(text_, folder_ / name, steps, {flags, more});
   }
-  std::vector<std::uint64_t> losses(const std::string& name) const {
-    std::ifstream file(folder_ / (name + ".jsonl"));
-    std::vector<std::uint64_t> bits;
-    for (std::string line; std::getline(file, line);) {
-      const Json row = Json::parse(line);
-      EXPECT_EQ(row.at("step").get<std::size_t>(), bits.size() + 1);
-      bits.push_back(std::bit_cast<std::uint64_t>(row.at("loss").get<double>()));
+  std::vector<double> losses(const std::string& name) const {
+    std::vector<double> all;
+    for (const Json& row : rows_of(folder_ / (name + ".jsonl"))) {
+      all.push_back(row.at("loss"));
+      EXPECT_EQ(row.at("step").get<std::size_t>(), all.size());
     }
-    return bits;
+    return all;
   }
   static void expect_done(const Outcome& outcome) {
     EXPECT_EQ(outcome.status, 0) << outcome.error << outcome.out;
@@ -46,7 +44,6 @@ class TrainingTest : public ::testing::Test {
         EXPECT_LE(events[i - 1].second, events[i].first) << "in row " << row;
     }
   }
-  static double as_loss(std::uint64_t bits) { return std::bit_cast<double>(bits); }
   std::string step_folder(const std::string& name, int step) const {
     return folder_ / fmt::format("{}/step-{:08}", name, step);
   }
@@ -55,39 +52,34 @@ class TrainingTest : public ::testing::Test {
   std::string text_ = folder_ / "text.txt";
 };
 
-TEST_F(TrainingTest, TheLossFallsAndTheCheckpointIsWhole) {
-  expect_done(run_sluice(words("a", 20, {"--eval-every", "10", "--trace", folder_ / "trace.json"})));
+// With everything on disk. (That this changes no bit is in tests/python/cli/test_runs.py.)
+TEST_F(TrainingTest, TheLossFallsAndWhatIsWrittenIsWhole) {
+  const std::string trace = folder_ / "trace.json";
+  const Outcome run =
+      run_sluice(words("a", 20,
+                       {"--eval-every", "10", "--trace", trace, "--disk", folder_.path() + ":1GiB",
+                        "--place-parameters", "disk", "--place-gradients", "disk", "--place-state", "disk"}));
+  if (run.error.find("O_DIRECT") != std::string::npos)
+    GTEST_SKIP() << "the temporary folder has no O_DIRECT: " << run.error;
+  expect_done(run);
   const auto found = losses("a");
   ASSERT_EQ(found.size(), 20u);
-  EXPECT_NEAR(as_loss(found.front()), 5.545, 0.5);  // log(256), since the model knows nothing at first
-  EXPECT_LT(as_loss(found.back()), as_loss(found.front()) - 0.5);
-  const Outcome checkpoint = run_sluice({"inspect", "--json", "--verify", step_folder("a", 20)});
-  expect_done(checkpoint);
-  EXPECT_EQ(Json::parse(checkpoint.out).at("step"), 20);
-  const Outcome trace = run_sluice({"inspect", "--json", folder_ / "trace.json"});
-  expect_done(trace);
-  EXPECT_EQ(Json::parse(trace.out).at("lanes").size(), 7u);
-  const Outcome metrics = run_sluice({"inspect", "--json", folder_ / "a.jsonl"});
-  expect_done(metrics);
-  EXPECT_EQ(Json::parse(metrics.out).at("lines"), 20);
-}
-
-TEST_F(TrainingTest, EverythingOnDiskHasTheSameBits) {
-  expect_done(run_sluice(words("memory", 4)));
-  const Outcome disk =
-      run_sluice(words("disk", 4,
-                       {"--disk", folder_.path() + ":1GiB", "--place-parameters", "disk", "--place-gradients",
-                        "disk", "--place-state", "disk", "--trace", folder_ / "disk.json"}));
-  if (disk.error.find("O_DIRECT") != std::string::npos)
-    GTEST_SKIP() << "the temporary folder has no O_DIRECT: " << disk.error;
-  expect_done(disk);
-  EXPECT_EQ(losses("memory"), losses("disk"));
-  const Outcome summary = run_sluice({"inspect", "--json", folder_ / "disk.jsonl"});
-  EXPECT_GT(Json::parse(summary.out).at("disk_written").get<std::uint64_t>(), 0u);
-  expect_rows_without_overlaps(folder_ / "disk.json");
-  const Outcome trace = run_sluice({"inspect", "--json", folder_ / "disk.json"});
-  expect_done(trace);
-  const Json report = Json::parse(trace.out);
+  EXPECT_NEAR(found.front(), 5.545, 0.5);  // log(256), since the model knows nothing at first
+  EXPECT_LT(found.back(), found.front() - 0.5);
+  const auto inspected = [](const std::vector<std::string>& more) {
+    const Outcome outcome = run_sluice([&] {
+      std::vector<std::string> all = {"inspect", "--json"};
+      all.insert(all.end(), more.begin(), more.end());
+      return all;
+    }());
+    expect_done(outcome);
+    return Json::parse(outcome.out);
+  };
+  EXPECT_EQ(inspected({"--verify", step_folder("a", 20)}).at("step"), 20);
+  const Json metrics = inspected({folder_ / "a.jsonl"}), report = inspected({trace});
+  EXPECT_EQ(metrics.at("lines"), 20);
+  EXPECT_GT(metrics.at("disk_written").get<std::uint64_t>(), 0u);
+  expect_rows_without_overlaps(trace);
   ASSERT_EQ(report.at("lanes").size(), 7u);
   for (const Json& lane : report.at("lanes")) {
     EXPECT_GT(lane.at("busy_seconds").get<double>(), 0) << lane;
@@ -142,23 +134,21 @@ TEST_F(TrainingTest, ASecondCtrlCStopsAtOnce) {
   EXPECT_TRUE(status == 130 || status == 0) << status;
 }
 
-TEST_F(TrainingTest, AnotherRunsFolderAndSettingsAreRefused) {
+TEST_F(TrainingTest, AnotherRunsFolderSettingsAndDataAreRefused) {
   expect_done(run_sluice(words("first", 2)));
   const std::string before = file_text(step_folder("first", 2) + "/manifest.json");
-  Outcome outcome = run_sluice(words("first", 2, {}));
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_THAT(outcome.error, HasSubstr("--resume"));
-  outcome = run_sluice(words("first", 1, {"--resume"}));
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_EQ(outcome.out, "");  // no plan
-  EXPECT_THAT(outcome.error, HasSubstr("'" + step_folder("first", 2) + "' is at step 2, beyond --steps 1"));
-  std::vector<std::string> other = words("first", 4, {"--resume", "--seed", "9"});
-  outcome = run_sluice(other);
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_THAT(outcome.error, HasSubstr("seed was 1 and is 9"));
-  outcome = run_sluice(words("first", 4, {"--resume", "--optimizer", "lion"}));
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_THAT(outcome.error, HasSubstr(R"(optimizer was "adamw" and is "lion")"));
+  const auto expect_refused = [&](int steps, const std::vector<std::string>& more, const std::string& part) {
+    const Outcome outcome = run_sluice(words("first", steps, more));
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_EQ(outcome.out.empty(), steps <= 2);  // there is no plan where nothing is left to do
+    EXPECT_THAT(outcome.error, HasSubstr(part));
+  };
+  expect_refused(2, {}, "--resume");
+  expect_refused(1, {"--resume"}, "'" + step_folder("first", 2) + "' is at step 2, beyond --steps 1");
+  expect_refused(4, {"--resume", "--seed", "9"}, "seed was 1 and is 9");
+  expect_refused(4, {"--resume", "--optimizer", "lion"}, R"(optimizer was "adamw" and is "lion")");
+  std::fstream(text_, std::ios::in | std::ios::out).seekp(20000).put('#');  // as long as before
+  expect_refused(4, {"--resume"}, "data_fingerprint was");
   EXPECT_EQ(file_text(step_folder("first", 2) + "/manifest.json"), before);
   EXPECT_EQ(losses("first").size(), 2u);
 }
@@ -238,15 +228,6 @@ TEST_F(TrainingTest, ARunThatWasKilledBeforeItsFirstCheckpointKeepsItsMetricsFil
   EXPECT_EQ(losses("killed").size(), 2u);
 }
 
-TEST_F(TrainingTest, OtherDataOfTheSameLengthIsRefused) {
-  expect_done(run_sluice(words("data", 2)));
-  std::fstream(text_, std::ios::in | std::ios::out).seekp(20000).put('#');
-  const Outcome outcome = run_sluice(words("data", 4, {"--resume"}));
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_THAT(outcome.error, HasSubstr("data_fingerprint was"));
-  EXPECT_EQ(losses("data").size(), 2u);
-}
-
 // Runs a command that may write files of up to 1 MiB.
 std::vector<std::string> with_a_file_limit(const std::vector<std::string>& words) {
   const std::string command = "ulimit -f 2048; exec \"$0\" \"$@\" > /dev/null";
@@ -287,17 +268,6 @@ TEST_F(TrainingTest, MeasuringADiskStaysWithinItsLimit) {
   EXPECT_EQ(status, 0) << process.error();
 }
 
-TEST_F(TrainingTest, ThePlanParsesAndPredictsThePeak) {
-  std::vector<std::string> all = words("none", 2, {"--json"});
-  all[0] = "plan";
-  const Outcome outcome = run_sluice(all);
-  expect_done(outcome);
-  const Json plan = Json::parse(outcome.out);
-  EXPECT_GT(plan.at("checkpoint_bytes").get<std::uint64_t>(), 0u);
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "none.jsonl"));
-}
-
 TEST_F(TrainingTest, JsonOfAPathThatIsNotUtf8IsStillJson) {
   const std::string path = folder_ / "a\xff.bin";
   std::ofstream(path, std::ios::binary) << std::string(200, '\1');
@@ -314,6 +284,7 @@ TEST_F(TrainingTest, GeneratesFromTokenIdsWhatItGeneratesFromTheirText) {
   };
   const Outcome text = generate("--prompt", "abc", "auto");
   expect_done(text);
+  EXPECT_EQ(text.out.substr(0, 3), "abc");
   std::string ids;
   for (const char c : text.out.substr(3, 8)) ids += fmt::format("{}\n", static_cast<unsigned char>(c));
   EXPECT_EQ(generate("--prompt", "abc", "tokens").out, ids);
@@ -326,24 +297,13 @@ TEST_F(TrainingTest, GeneratesFromTokenIdsWhatItGeneratesFromTheirText) {
   EXPECT_THAT(
       run_sluice({"generate", "--checkpoint", folder_ / "g", "--prompt", "a", "--prompt-tokens", "1"}).error,
       HasSubstr("one prompt is needed"));
-}
-
-TEST_F(TrainingTest, GeneratesTextWithTheSameSeedTheSame) {
-  expect_done(run_sluice(words("g", 2)));
-  const std::vector<std::string> ask = {
-      "generate", "--checkpoint", folder_ / "g", "--prompt",  "the river", "--tokens",
-      "8",        "--memory",     "600MiB",      "--threads", "2"};
-  const Outcome first = run_sluice(ask), second = run_sluice(ask);
-  expect_done(first);
-  EXPECT_EQ(first.out.substr(0, 9), "the river");
-  EXPECT_EQ(first.out, second.out);
   const std::string config = step_folder("g", 2) + "/config.json";
-  std::string text = file_text(config);
-  text[text.find('\n')] = ' ';  // keeps the length, and is still JSON
-  std::ofstream(config) << text;
-  const Outcome damaged = run_sluice(ask);
-  EXPECT_EQ(damaged.status, 2);
-  EXPECT_THAT(damaged.error, HasSubstr("is not what was written with this checkpoint"));
+  std::string damaged = file_text(config);
+  damaged[damaged.find('\n')] = ' ';  // keeps the length, and is still JSON
+  std::ofstream(config) << damaged;
+  const Outcome refused = generate("--prompt", "abc", "auto");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.error, HasSubstr("is not what was written with this checkpoint"));
 }
 
 }  // namespace sluice::cli::training_test
