@@ -61,13 +61,6 @@ TEST_P(SpansTest, HaveTheBitsOfOneUnitWhereverTheyLie) {
   expect_same(train(mixed), expected);
 }
 
-TEST_P(SpansTest, HaveTheSameBitsWhereUpdatesFollowGradients) {
-  Case setup = GetParam();
-  setup.clip = false;
-  const Outcome expected = in_one_unit(setup);
-  expect_same(train(on_disk(setup)), expected);
-}
-
 TEST(Spans, HaveTheSameBitsInTheOrderOfASchedule) {
   for (const std::size_t kind : {3, 7}) {
     Case setup = kKinds[kind];

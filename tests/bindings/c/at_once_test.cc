@@ -65,20 +65,6 @@ TEST_P(AtOnceTest, BitsAreThoseOfUpdatesThatWait) {
   EXPECT_EQ(values_of(waiting.get()), values_of(at_once.get()));
 }
 
-TEST_P(AtOnceTest, AUnitMayBeReleasedBetweenItsGradients) {
-  const EngineHandle waiting = fresh(false), at_once = fresh();
-  for (int step = 0; step < 3; ++step) {
-    ASSERT_OK(sluice_engine_begin_step(waiting.get(), nullptr));
-    ASSERT_OK(begin(at_once.get()));
-    for (const EngineHandle* engine : {&waiting, &at_once})
-      for (const uint32_t parameter : {1u, 4u, 0u, 3u})
-        add_alone(engine->get(), parameter, 0.1f * static_cast<float>(parameter + 1));
-    ASSERT_OK(apply(waiting.get(), 0));
-    ASSERT_OK(end(at_once.get()));
-  }
-  EXPECT_EQ(values_of(waiting.get()), values_of(at_once.get()));
-}
-
 TEST_P(AtOnceTest, ASecondGradientIsRefused) {
   const EngineHandle engine = fresh();
   ASSERT_OK(begin(engine.get()));
@@ -131,9 +117,9 @@ TEST(AtOnce, AnEditThatEndsWithARefusedUpdateHoldsNothing) {
   choice.memory = uint64_t{180} << 20;
   sluice_engine_options options = options_of(choice, &disk);
   options.reserved = 1 << 20;
-  sluice_engine* created = nullptr;
-  ASSERT_OK(sluice_engine_create(model.get(), &options, &created));
-  const EngineHandle engine(created, sluice_engine_destroy);
+  const EngineHandle engine = engine_of(model.get(), options);
+  sluice_engine* const created = engine.get();
+  ASSERT_NE(created, nullptr);
   for (uint32_t u = 0; u < kMany; ++u) ASSERT_OK(sluice_engine_set_values(created, u, ones, nullptr));
   const Settings settings;
   const std::vector<float> gradient(kElements, std::numeric_limits<float>::quiet_NaN());

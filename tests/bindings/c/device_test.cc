@@ -54,19 +54,15 @@ TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   const auto json_of = [](const auto& ask) {
     char* text = nullptr;
     EXPECT_OK(ask(&text));
-    const Json json = Json::parse(text);
-    sluice_text_destroy(text);
-    return json;
+    return Json::parse(taken(text));
   };
   const auto made = [&] {
-    sluice_engine* engine = nullptr;
-    EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
-    const auto plan = json_of([&](char** text) { return sluice_engine_plan(engine, text); });
-    auto facts = json_of([&](char** text) { return sluice_engine_device(engine, text); }).at("facts");
+    const EngineHandle engine = engine_of(model.get(), options);
+    const auto plan = json_of([&](char** text) { return sluice_engine_plan(engine.get(), text); });
+    auto facts = json_of([&](char** text) { return sluice_engine_device(engine.get(), text); }).at("facts");
     EXPECT_EQ(plan.at("bytes").at("device").at("base"), 4 * kMiB + facts.at("base").get<uint64_t>());
     for (const char* no_rate : {"base", "computing"}) facts.erase(no_rate);
     EXPECT_EQ(plan.at("rates"), facts);
-    sluice_engine_destroy(engine);
     return plan;
   };
   const auto measured = made();
@@ -112,8 +108,7 @@ TEST_F(SharedDeviceTest, AStepIsPredictedByWhatComputingTakes) {
   const EngineHandle engine = make_engine(setup, folder_.path());
   char* text = nullptr;
   ASSERT_OK(sluice_engine_predict(engine.get(), 100, &text));
-  const Json step = Json::parse(text).at("step");
-  sluice_text_destroy(text);
+  const Json step = Json::parse(taken(text)).at("step");
   EXPECT_EQ(step.at("compute_seconds"), 100);
   EXPECT_GE(step.at("seconds"), 100);
   EXPECT_EQ(step.at("bound"), "computing");

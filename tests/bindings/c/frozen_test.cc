@@ -54,28 +54,6 @@ TEST_P(FrozenTest, ACheckpointHoldsThemAsParametersAlone) {
                {"'middle.weight'", "optimizer."});
 }
 
-TEST_P(FrozenTest, AModelThatIsAllFrozenIsReadSavedAndLoaded) {
-  const EngineHandle engine = fresh("disk", 7);
-  set_start_values(engine.get());
-  ASSERT_OK(sluice_engine_save(engine.get(), folder_.path("out").c_str(), 1, nullptr));
-  const EngineHandle other = fresh("memory", 7);
-  ASSERT_OK(sluice_engine_load(other.get(), folder_.path("out").c_str()));
-  EXPECT_TRUE(values_of(other.get()) == values_of(engine.get()));
-}
-
-TEST_P(FrozenTest, TheyCanBeEdited) {
-  const EngineHandle engine = fresh("disk");
-  set_start_values(engine.get());
-  ASSERT_OK(sluice_engine_acquire(engine.get(), kFrozenUnit, SLUICE_EDIT));
-  const void* data = nullptr;
-  ASSERT_OK(sluice_engine_parameter(engine.get(), kScale, &data));
-  std::memset(const_cast<void*>(data), 0, GetParam() == SLUICE_F32 ? 4 : 2);
-  ASSERT_OK(sluice_engine_release(engine.get(), kFrozenUnit));
-  const Values values = values_of(engine.get());
-  EXPECT_EQ(values[kScale][0], 0.0f);
-  EXPECT_EQ(values[kWeight][1], held(kWeight, 1));
-}
-
 TEST_P(FrozenTest, TheirGradientsAreRefused) {
   const EngineHandle engine = fresh("disk");
   set_start_values(engine.get());

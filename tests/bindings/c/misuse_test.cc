@@ -189,16 +189,6 @@ TEST_F(MisuseTest, FilesOfTheCallersAreChecked) {
   sluice_text_destroy(file);
 }
 
-TEST_F(MisuseTest, ValuesThatAreSetAnewBeginAnew) {
-  train(engine(), SLUICE_F32, 3);
-  set_start_values(engine());
-  train(engine(), SLUICE_F32, 1);
-  const EngineHandle fresh = make_engine({"memory"}, folder_.path());
-  set_start_values(fresh.get());
-  train(fresh.get(), SLUICE_F32, 1);
-  EXPECT_TRUE(values_of(engine()) == values_of(fresh.get()));
-}
-
 TEST_F(MisuseTest, AFunctionOfTheCallersStopsTheCall) {
   const auto stop = [](void*, uint32_t, uint64_t, float*, uint64_t) { return 5; };
   expect_error(sluice_engine_set_values(engine(), 1, stop, nullptr), SLUICE_CALLBACK, {"stopped"});
@@ -370,29 +360,6 @@ TEST(ModelTest, RefusesWhatIsNoModel) {
   ASSERT_OK(sluice_model_add_unit(made, "u", nullptr));
   ASSERT_OK(sluice_model_add_parameter(made, &parameter, nullptr));
   expect_error(sluice_engine_create(made, &options, &engine), SLUICE_INVALID_ARGUMENT, {"'a'", "elements"});
-}
-
-TEST(LedgerTest, ShowsEveryTierAndNeverMoreThanTheBudget) {
-  const Folder folder;
-  Choice setup{"disk"};
-  setup.trace_events = 1000;
-  const EngineHandle engine = make_engine(setup, folder.path());
-  set_start_values(engine.get());
-  train(engine.get(), SLUICE_F32, 2);
-  size_t count = 0;
-  ASSERT_OK(sluice_engine_ledger(engine.get(), nullptr, 0, &count));
-  std::vector<sluice_ledger_line> lines(count);
-  ASSERT_OK(sluice_engine_ledger(engine.get(), lines.data(), count, &count));
-  uint64_t host = 0, disk = 0;
-  for (const sluice_ledger_line& line : lines) {
-    if (std::strcmp(line.purpose, "total") != 0) continue;
-    (std::strcmp(line.tier, "host") == 0 ? host : disk) = line.peak;
-  }
-  EXPECT_GT(host, 0u);
-  EXPECT_LE(host, setup.memory);
-  EXPECT_GT(disk, uint64_t{1600000} * 4 * 3);
-  EXPECT_OK(sluice_engine_save_trace(engine.get(), folder.path("trace.json").c_str()));
-  EXPECT_GT(std::filesystem::file_size(folder.path("trace.json")), 100u);
 }
 
 }  // namespace sluice_c_test::misuse_test

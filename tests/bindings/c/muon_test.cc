@@ -29,9 +29,7 @@ EngineHandle engine_with(sluice_sgemm sgemm, bool by_elements,
   options.sgemm = sgemm;
   options.settings = settings.data();
   options.setting_count = settings.size();
-  sluice_engine* engine = nullptr;
-  EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
-  return {engine, sluice_engine_destroy};
+  return engine_of(model.get(), options);
 }
 
 std::vector<float> trained(const EngineHandle& engine) {

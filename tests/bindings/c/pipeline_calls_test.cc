@@ -2,14 +2,7 @@
 
 #include "tests/bindings/c/support.h"
 
-namespace sluice::pipeline_calls_test {
-namespace {
-
-std::string taken(char* text) {
-  std::string copy = text == nullptr ? "" : text;
-  sluice_text_destroy(text);
-  return copy;
-}
+namespace sluice_c_test::pipeline_calls_test {
 
 std::string actions(const char* order, uint32_t stages, uint64_t items, uint32_t stage, uint32_t chunks = 1) {
   char* text = nullptr;
@@ -165,5 +158,4 @@ TEST_F(PipelineRanks, RefuseSectionsThatAreNotTheModel) {
   EXPECT_NE(planned.find("gives section 1 the units 3 to 3"), std::string::npos) << planned;
 }
 
-}  // namespace
-}  // namespace sluice::pipeline_calls_test
+}  // namespace sluice_c_test::pipeline_calls_test

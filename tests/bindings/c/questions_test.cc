@@ -7,15 +7,7 @@ constexpr uint32_t kLast = 4, kLastUnit = 2;
 
 class QuestionsTest : public ::testing::Test {
  protected:
-  QuestionsTest() {
-    sluice_engine_options options = options_of({}, nullptr);
-    options.held_units = 2;
-    options.serve_touches = 1;
-    sluice_engine* made = nullptr;
-    EXPECT_OK(sluice_engine_create(model_.get(), &options, &made));
-    engine_.reset(made);
-    set_start_values(made);
-  }
+  QuestionsTest() { set_start_values(engine()); }
   sluice_engine* engine() { return engine_.get(); }
   uint32_t accesses(uint32_t unit) {
     uint32_t found = 99;
@@ -39,25 +31,14 @@ class QuestionsTest : public ::testing::Test {
     EXPECT_OK(sluice_engine_in_step(engine(), &found));
     return found == 1;
   }
-  bool has_gradient() {
-    uint32_t found = 9;
-    EXPECT_OK(sluice_engine_has_gradient(engine(), kLast, &found));
-    return found == 1;
-  }
-  void add() {
-    const std::vector<float> gradient(parameters()[kLast].elements(), 1.0f);
-    EXPECT_OK(sluice_engine_acquire(engine(), kLastUnit, SLUICE_GRADIENT_ONLY));
-    EXPECT_OK(sluice_engine_add_gradient(engine(), kLast, gradient.data(), SLUICE_F32));
-    EXPECT_OK(sluice_engine_release(engine(), kLastUnit));
-  }
 
-  ModelHandle model_ = make_model(0, SLUICE_F32);
-  EngineHandle engine_{nullptr, sluice_engine_destroy};
+  EngineHandle engine_ = make_engine({.held = 2}, "", [](auto& options) { options.serve_touches = 1; });
 };
 
 TEST_F(QuestionsTest, WhatIsHeldAndHowOften) {
   EXPECT_EQ(held_units(), std::vector<uint32_t>{});
   EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
+  EXPECT_TRUE(in_step());
   EXPECT_OK(sluice_engine_acquire(engine(), kLastUnit, SLUICE_READ));
   EXPECT_OK(sluice_engine_acquire(engine(), 1, SLUICE_READ));
   EXPECT_OK(sluice_engine_acquire(engine(), kLastUnit, SLUICE_GRADIENT_ONLY));
@@ -105,24 +86,6 @@ TEST_F(QuestionsTest, WhatATouchBringsInIsNobodysAndStaysWhileQuestionsAreAsked)
   EXPECT_OK(sluice_engine_settle(engine()));
   EXPECT_EQ(values[0], values[0]);
   EXPECT_EQ(touches(), 2u);
-}
-
-TEST_F(QuestionsTest, WhetherThereIsAStepAndAGradient) {
-  EXPECT_FALSE(in_step());
-  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
-  EXPECT_TRUE(in_step());
-  EXPECT_FALSE(has_gradient());
-  add();
-  EXPECT_TRUE(has_gradient());
-  EXPECT_OK(drop_gradient(engine(), kLast));
-  EXPECT_FALSE(has_gradient());
-  add();
-  EXPECT_OK(apply(engine(), 0, nullptr, true));
-  EXPECT_FALSE(in_step());
-  EXPECT_TRUE(has_gradient());
-  EXPECT_OK(sluice_engine_begin_step(engine(), nullptr));
-  EXPECT_OK(apply(engine()));
-  EXPECT_FALSE(has_gradient());
 }
 
 TEST_F(QuestionsTest, WhyAnEngineHasFailed) {

@@ -8,9 +8,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20, kMemory = uint64_t{1} << 30, kReser
 std::string plan_of(sluice_engine* engine) {
   char* text = nullptr;
   EXPECT_OK(sluice_engine_plan(engine, &text));
-  std::string plan = text;
-  sluice_text_destroy(text);
-  return plan;
+  return taken(text);
 }
 
 uint64_t predicted_peak(sluice_engine* engine) {
@@ -56,12 +54,10 @@ class ReplanTest : public ::testing::TestWithParam<Kind> {
     setup.state = GetParam().state;
     const std::string path = folder_.path();
     const sluice_folder folder = {path.c_str(), disk_limit};
-    const sluice_engine_options options = options_of(setup, &folder);
-    sluice_engine* engine = nullptr;
-    EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
+    EngineHandle engine = engine_of(model.get(), options_of(setup, &folder));
     for (uint32_t u = 0; u < kMany; ++u)
-      EXPECT_OK(sluice_engine_set_values(engine, u, start_values, nullptr));
-    return {engine, sluice_engine_destroy};
+      EXPECT_OK(sluice_engine_set_values(engine.get(), u, start_values, nullptr));
+    return engine;
   }
 
   // Returns a reserve that makes so many bytes of the engine leave memory.

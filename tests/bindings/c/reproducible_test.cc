@@ -11,11 +11,8 @@ sluice_status created(const sluice_engine_options& options) {
 }
 
 TEST(MicroBatches, AreCountedWhereTheyAreStated) {
-  sluice_engine_options options = options_of({}, nullptr);
-  options.micro_batches = 2;
-  sluice_engine* made = nullptr;
-  ASSERT_OK(sluice_engine_create(make_model().get(), &options, &made));
-  const EngineHandle engine(made, sluice_engine_destroy);
+  const EngineHandle engine = make_engine({}, "", [](auto& options) { options.micro_batches = 2; });
+  sluice_engine* const made = engine.get();
   set_start_values(made);
   expect_error(sluice_engine_end_gradients(made, 0), SLUICE_STATE, {"outside of a step"});
   ASSERT_OK(sluice_engine_begin_step(made, nullptr));
@@ -47,8 +44,7 @@ TEST(PlanOfRanks, NeedsNone) {
   options.planned_ranks = 200;
   char* json = nullptr;
   ASSERT_OK(sluice_plan(make_model().get(), &options, &json));
-  EXPECT_NE(std::string(json).find("\"ranks\": 200"), std::string::npos) << json;
-  sluice_text_destroy(json);
+  EXPECT_NE(taken(json).find("\"ranks\": 200"), std::string::npos);
   options.planned_rank = 200;
   expect_error(sluice_plan(make_model().get(), &options, &json), SLUICE_INVALID_ARGUMENT,
                {"options.planned_rank is 200", "options.planned_ranks is 200"});

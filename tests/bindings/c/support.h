@@ -167,13 +167,25 @@ inline int start_values(void*, uint32_t parameter, uint64_t first, float* values
   return 0;
 }
 
-inline EngineHandle make_engine(const Choice& setup, const std::string& disk) {
+inline EngineHandle engine_of(const sluice_model* model, const sluice_engine_options& options) {
+  sluice_engine* engine = nullptr;
+  EXPECT_OK(sluice_engine_create(model, &options, &engine));
+  return {engine, sluice_engine_destroy};
+}
+inline EngineHandle make_engine(const Choice& setup, const std::string& disk,
+                                const std::function<void(sluice_engine_options&)>& change = {}) {
   const ModelHandle model = make_model(setup.frozen, setup.dtype);
   const sluice_folder folder = {disk.c_str(), 0};
-  const sluice_engine_options options = options_of(setup, disk.empty() ? nullptr : &folder);
-  sluice_engine* engine = nullptr;
-  EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
-  return {engine, sluice_engine_destroy};
+  sluice_engine_options options = options_of(setup, disk.empty() ? nullptr : &folder);
+  if (change) change(options);
+  return engine_of(model.get(), options);
+}
+
+// A text of the library's, which this destroys.
+inline std::string taken(char* text) {
+  const std::string copy = text == nullptr ? "" : text;
+  sluice_text_destroy(text);
+  return copy;
 }
 
 inline void set_start_values(sluice_engine* engine) {

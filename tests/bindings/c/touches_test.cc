@@ -6,16 +6,12 @@ namespace sluice_c_test::touches_test {
 class TouchesTest : public ::testing::TestWithParam<Case> {
  protected:
   EngineHandle make(bool serve) const {
-    const ModelHandle model = make_model(0, GetParam().dtype);
-    const std::string disk = folder_.path();
-    const sluice_folder folder = {disk.c_str(), 0};
-    Choice setup{.place = GetParam().place, .dtype = GetParam().dtype};
-    sluice_engine_options options = options_of(setup, &folder);
-    options.serve_touches = serve ? 1 : 0;
-    sluice_engine* engine = nullptr;
-    EXPECT_OK(sluice_engine_create(model.get(), &options, &engine));
-    set_start_values(engine);
-    return {engine, sluice_engine_destroy};
+    const Choice setup{.place = GetParam().place, .dtype = GetParam().dtype};
+    EngineHandle engine = make_engine(setup, folder_.path(), [&](sluice_engine_options& options) {
+      options.serve_touches = serve ? 1 : 0;
+    });
+    set_start_values(engine.get());
+    return engine;
   }
   static const void* address(sluice_engine* engine, uint32_t parameter) {
     const void* data = nullptr;

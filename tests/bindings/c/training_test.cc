@@ -14,19 +14,6 @@ class TrainingTest : public ::testing::Test {
   Folder folder_;
 };
 
-TEST_F(TrainingTest, TheSameBitsInMemoryAndOnDisk) {
-  for (const sluice_dtype dtype : {SLUICE_F32, SLUICE_BF16, SLUICE_F16}) {
-    Choice memory, disk;
-    memory.dtype = disk.dtype = dtype;
-    memory.place = "memory";
-    disk.place = "disk";
-    disk.threads = 1;
-    const Values expected = trained(memory);
-    EXPECT_NE(expected[0][0], start_value(0, 0));
-    EXPECT_TRUE(trained(disk) == expected) << "dtype " << dtype;
-  }
-}
-
 std::atomic<int> team_calls = 0;
 
 void team_of_two(void (*work)(void*), void* data, unsigned threads, unsigned flags) {
@@ -76,31 +63,6 @@ TEST_F(TrainingTest, ValuesMayBeSetAndLoadedRightAfterAStep) {
   }
 }
 
-// Gradients that are kept are applied again, while the update before waits and nobody has read them.
-TEST_F(TrainingTest, StepsOneAfterAnotherWithoutAnAccessBetween) {
-  const auto run = [&](const char* place, bool look) {
-    Choice setup;
-    setup.place = place;
-    const EngineHandle engine = make_engine(setup, folder_.path());
-    set_start_values(engine.get());
-    for (int step = 0; step < 4; ++step) {
-      EXPECT_OK(sluice_engine_begin_step(engine.get(), nullptr));
-      for (uint32_t unit = 0; step == 0 && unit < kUnits; ++unit)
-        add_unit_gradients(engine.get(), unit, SLUICE_F32, 0.3f);
-      EXPECT_OK(apply(engine.get(), 1.0, nullptr, true));
-      for (uint32_t unit = 0; look && unit < kUnits; ++unit) {
-        EXPECT_OK(sluice_engine_acquire(engine.get(), unit, SLUICE_READ));
-        EXPECT_OK(sluice_engine_release(engine.get(), unit));
-      }
-    }
-    return values_of(engine.get());
-  };
-  const Values expected = run("memory", true);
-  EXPECT_TRUE(run("memory", false) == expected);
-  EXPECT_TRUE(run("disk", false) == expected);
-  EXPECT_TRUE(run("disk", true) == expected);
-}
-
 // The caller was compiled with a later version, whose settings have more fields.
 TEST_F(TrainingTest, SettingsOfAStepAreThoseOfAnEngineMadeWithThem) {
   struct Later {
@@ -112,15 +74,10 @@ TEST_F(TrainingTest, SettingsOfAStepAreThoseOfAnEngineMadeWithThem) {
   const auto run = [&](const char* place, bool made_with, bool by_step) {
     Choice setup;
     setup.place = place;
-    const ModelHandle model = make_model(setup.frozen, setup.dtype);
-    const std::string path = folder_.path();
-    const sluice_folder folder = {path.c_str(), 0};
-    sluice_engine_options options = options_of(setup, &folder);
-    options.settings = settings.data();
-    options.setting_count = made_with ? settings.size() : 0;
-    sluice_engine* made = nullptr;
-    EXPECT_OK(sluice_engine_create(model.get(), &options, &made));
-    const EngineHandle engine(made, sluice_engine_destroy);
+    const EngineHandle engine = make_engine(setup, folder_.path(), [&](sluice_engine_options& options) {
+      options.settings = settings.data();
+      options.setting_count = made_with ? settings.size() : 0;
+    });
     set_start_values(engine.get());
     std::array<Later, 2> groups;
     for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -177,31 +134,6 @@ TEST_F(TrainingTest, AnyOrderGivesTheSameBits) {
   const Values expected = run("memory");
   EXPECT_TRUE(run("disk") == expected);
   EXPECT_TRUE(run(nullptr) == expected);
-}
-
-TEST_F(TrainingTest, ASavedEngineGoesOnWithTheSameBits) {
-  Choice disk, memory;
-  disk.place = "disk";
-  memory.place = "memory";
-  const EngineHandle engine = make_engine(disk, folder_.path());
-  set_start_values(engine.get());
-  train(engine.get(), SLUICE_F32, 2, 1);  // updates one unit less often than the others
-  train(engine.get(), SLUICE_F32, 1);
-  char* path = nullptr;
-  ASSERT_OK(sluice_engine_save(engine.get(), folder_.path("out").c_str(), 1, &path));
-  train(engine.get(), SLUICE_F32, 2);
-
-  const EngineHandle other = make_engine(memory, folder_.path());
-  ASSERT_OK(sluice_engine_load(other.get(), folder_.path("out").c_str()));
-  uint64_t steps = 0;
-  EXPECT_OK(sluice_engine_steps(other.get(), &steps));
-  EXPECT_EQ(steps, 3u);
-  train(other.get(), SLUICE_F32, 2);
-  EXPECT_TRUE(values_of(other.get()) == values_of(engine.get()));
-
-  const EngineHandle third = make_engine(memory, folder_.path());
-  ASSERT_OK(sluice_engine_load_values(third.get(), path));
-  sluice_text_destroy(path);
 }
 
 TEST_F(TrainingTest, AnEngineIsUsedFromSeveralThreads) {
