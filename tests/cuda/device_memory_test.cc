@@ -29,6 +29,7 @@ TEST_F(DeviceMemoryTest, WhatABudgetRefusesIsNotTaken) {
 }
 
 TEST_F(DeviceMemoryTest, WhatTheDeviceLacksIsChargedToNobody) {
+  if (fake() != nullptr) fake()->begin({.memory = 64 * kMiB});
   const auto device = open_device(0);
   Ledger ledger;
   const std::size_t most = device->info().memory / (2 * kMiB);

@@ -20,14 +20,14 @@ namespace device_shards_test {
 
 using comm::World;
 
-// More than pass through the memory of a rank at once, where shards are sent; and than a place has of each of
-// two ranks' shards.
-constexpr std::size_t kElements = 10'000'000, kManyElements = 17'000'000;
+// Few; more than pass through the memory of a rank at once, where shards are sent; and more than a place has
+// of each of two ranks' shards.
+constexpr std::size_t kFewElements = 1'000'000, kElements = 10'000'000, kManyElements = 17'000'000;
 
 class OneOfRanks {
  public:
   OneOfRanks(comm::Communicator& of, Device& gpu, ShardPlace place, std::size_t places,
-             std::size_t elements = kElements)
+             std::size_t elements = kFewElements)
       : gpu_(gpu),
         layout_({{"unit", {{"a", {elements}}, {"b", {1000}}}}}),
         ranks_(of, layout_, *optimizer_, {true}),
@@ -160,7 +160,7 @@ class DeviceShardsTest : public DeviceEngineTest {
  protected:
   void run(World world, int ranks, Schedule schedule, ShardPlace place,
            const std::function<void(comm::Communicator& of, OneOfRanks& rank)>& body,
-           bool may_open_files = true, std::size_t places = 3, std::size_t elements = kElements) {
+           bool may_open_files = true, std::size_t places = 3, std::size_t elements = kFewElements) {
     device_.reset();
     fake()->begin({.schedule = schedule, .seed = 1, .memory = kGiB, .devices = ranks});
     FileLimit limit;
@@ -218,7 +218,7 @@ TEST_F(DeviceShardsTest, AreSentWhereTheyCannotBeShared) {
           EXPECT_TRUE(rank.has(1));
           of.barrier(1, "all have read");
         },
-        world != World::kThreads);
+        world != World::kThreads, 3, kElements);
 }
 
 // Without that question the GPU would have what was there before.

@@ -237,8 +237,6 @@ constexpr const char* kRecord = "cuEventRecord";
 constexpr const char* kSynchronize = "cuEventSynchronize";
 constexpr const char* kQuery = "cuEventQuery";
 const LeftOutOf kOfEachWay[] = {
-    // Pieces that leave, and those that have come and whose memory is used again.
-    {kOfRanks, {{kSynchronize, kOut}, {kSynchronize, kIn}}},
     // Pieces that GPUs read of each other, which must be there before they are told of, and read before they
     // change.
     {kOfGpus, {{kSynchronize, kRanks}, {kRecord, kRanks}}},
@@ -251,6 +249,8 @@ INSTANTIATE_TEST_SUITE_P(In, WaitsOfRanks, testing::ValuesIn(kOfEachWay));
 // Of shards that GPUs copy of each other, the last: that they are updated before they are told of is seen by
 // device_shards_test.cc, and here in some runs only.
 const LeftOutOf kOthers[] = {
+    // Pieces that leave, and those that have come and whose memory is used again.
+    {kOfRanks, {{kSynchronize, kOut}, {kSynchronize, kIn}}},
     {kOfShards, {{kSynchronize, kOut}, {kSynchronize, kIn}}},
     {kOfGpus,
      {{kSynchronize, kNumbers},
