@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include "bindings/sluice_process.h"
+#include "bindings/run_outputs.h"
 #include "core/json.h"
 #include "testing.h"
 
@@ -23,11 +23,10 @@ class BestCheckpointTest : public ::testing::Test {
   std::vector<std::string> validated(const std::string& name, int steps,
                                      const std::vector<std::string>& more = {},
                                      const std::string& batches = "1") const {
-    std::vector<std::string> all = words(
-        name, steps,
-        {"--valid", other_, "--eval-every", "3", "--eval-batches", batches, "--metrics", folder_ / "m"});
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+    return with_flags(words(name, steps,
+                            {"--valid", other_, "--eval-every", "3", "--eval-batches", batches, "--metrics",
+                             folder_ / "m"}),
+                      more);
   }
   static Outcome done(const std::vector<std::string>& all) {
     Outcome outcome = run_sluice(all);
@@ -45,10 +44,8 @@ class BestCheckpointTest : public ::testing::Test {
   }
   std::map<int, double> validation_losses() const {
     std::map<int, double> found;
-    std::ifstream file(folder_ / "m");
-    for (std::string line; std::getline(file, line);)
-      if (const Json row = Json::parse(line); row.contains("validation_loss"))
-        found[row.at("step")] = row.at("validation_loss").get<double>();
+    for (const Json& row : rows_of(folder_ / "m"))
+      if (row.contains("validation_loss")) found[row.at("step")] = row.at("validation_loss").get<double>();
     return found;
   }
 

@@ -14,11 +14,9 @@ class HostileInputTest : public ::testing::Test {
   HostileInputTest() { std::ofstream(text_) << lesson(); }
 
   std::vector<std::string> train(const std::vector<std::string>& more) const {
-    std::vector<std::string> all = {"train",    "--model", "tiny",  "--data",  text_,
-                                    "--memory", "300MiB",  "--seq", "32",      "--threads",
-                                    "1",        "--batch", "1",     "--steps", "1"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+    return with_flags({"train", "--model", "tiny", "--data", text_, "--memory", "300MiB", "--seq", "32",
+                       "--threads", "1", "--batch", "1", "--steps", "1"},
+                      more);
   }
   void expect_refused(const std::vector<std::string>& words, const std::string& part) const {
     const Outcome outcome = run_sluice(words);
@@ -60,9 +58,7 @@ TEST_F(HostileInputTest, WhatIsNoFileIsNotWaitedFor) {
   expect_refused(train({"--config", "/dev/zero"}), "a device");
   expect_refused(train({"--valid", pipe + ".bin"}), "a named pipe");
   for (const std::string& bad : {model, folder_ / "pipes"}) {
-    std::vector<std::string> words = train({});
-    *(std::ranges::find(words, "tiny")) = bad;
-    expect_refused(words, "a named pipe");
+    expect_refused(train({"--model", bad}), "a named pipe");
     expect_refused({"generate", "--checkpoint", bad, "--prompt", "a"}, "a named pipe");
   }
 }
@@ -130,9 +126,8 @@ void wait_for_signals(const SluiceProcess& process) {
 
 // The first file that is opened would take the number of a closed stream, and get what is written to it.
 TEST_F(HostileInputTest, AClosedStreamBecomesNoFileOfTheRun) {
-  std::vector<std::string> words = train({});
-  *(std::ranges::find(words, "tiny")) = deep_model(1000);
-  SluiceProcess process({"-c", "exec " + shell_line(words, "<&- 2>&-")}, "/bin/sh");
+  const std::string line = shell_line(train({"--model", deep_model(1000)}), "<&- 2>&-");
+  SluiceProcess process({"-c", "exec " + line}, "/bin/sh");
   wait_for_signals(process);
   for (const char* stream : {"0", "2"})
     EXPECT_EQ(std::filesystem::read_symlink("/proc/" + std::to_string(process.pid()) + "/fd/" + stream),
@@ -140,9 +135,8 @@ TEST_F(HostileInputTest, AClosedStreamBecomesNoFileOfTheRun) {
 }
 
 TEST_F(HostileInputTest, AStopIsHeardBeforeTheFirstStep) {
-  std::vector<std::string> words = train({"--disk", folder_.path() + ":1GiB", "--out", folder_ / "out"});
-  *(std::ranges::find(words, "tiny")) = deep_model(3'000);
-  *(std::ranges::find(words, "300MiB")) = "2GiB";
+  const std::vector<std::string> words = train({"--model", deep_model(3'000), "--memory", "2GiB", "--disk",
+                                                folder_.path() + ":1GiB", "--out", folder_ / "out"});
   for (const auto& [number, name] : {std::pair{SIGTERM, "SIGTERM"}, {SIGINT, "Ctrl-C"}}) {
     SluiceProcess process(words);
     wait_for_signals(process);

@@ -1,9 +1,7 @@
 #include <signal.h>
 
-#include "bindings/run_outputs.h"
-#include "bindings/sluice_process.h"
+#include "bindings/ranks_runs.h"
 #include "comm/under_mpirun.h"
-#include "core/json.h"
 #include "testing.h"
 
 // Runs whose ranks mpirun has started.
@@ -12,28 +10,15 @@ namespace sluice::cli::launched_ranks_test {
 using comm::MpirunProcess;
 using std::chrono::steady_clock;
 
-class LaunchedRanksTest : public ::testing::Test {
+class LaunchedRanksTest : public RanksTest {
  protected:
   void SetUp() override {
     if (const std::string missing = comm::missing_for_mpi(); !missing.empty()) GTEST_SKIP() << missing;
-    std::ofstream(text_) << lesson();
-  }
-  std::vector<std::string> words(const std::string& name, int steps, const std::string& flags = "") const {
-    std::vector<std::string> all = tiny_training(text_, folder_ / name, steps,
-                                                 {{"--tokens", "bytes", "--accumulate", "6", "--threads", "1",
-                                                   "--metrics", folder_ / (name + ".jsonl")}});
-    std::istringstream more(flags);
-    for (std::string word; more >> word;) all.push_back(word);
-    return all;
   }
   static std::unique_ptr<MpirunProcess> launch(int ranks, std::vector<std::string> all) {
     all.insert(all.begin(), sluice_path());
     return std::make_unique<MpirunProcess>(ranks, all);
   }
-  std::map<std::string, std::string> tensors(const std::string& name) const {
-    return tensors_of(folder_ / name, 3);
-  }
-  std::vector<double> losses(const std::string& name) const { return losses_of(folder_ / (name + ".jsonl")); }
   static int count(const std::string& text, const std::string& part) {
     int found = 0;
     for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
@@ -45,7 +30,7 @@ class LaunchedRanksTest : public ::testing::Test {
   std::unique_ptr<MpirunProcess> start(const std::string& flags = "") const {
     std::vector<std::string> program{"sh", "-c", R"(exec "$@" 2> "$0.$OMPI_COMM_WORLD_RANK")",
                                      folder_ / "error", sluice_path()};
-    const std::vector<std::string> own = words("run", 100000, "--stage 2 --save-every 1000 " + flags);
+    const std::vector<std::string> own = words("run", 0, 100000, "--stage 2 --save-every 1000 " + flags);
     program.insert(program.end(), own.begin(), own.end());
     auto run = std::make_unique<MpirunProcess>(3, program);
     const auto until = steady_clock::now() + std::chrono::seconds(60);
@@ -55,23 +40,10 @@ class LaunchedRanksTest : public ::testing::Test {
     return run;
   }
   std::string error_of(int rank) const { return file_text(folder_ / ("error." + std::to_string(rank))); }
-  // Waits until a process has ended, whether or not somebody has asked how.
-  static bool has_ended(pid_t process) {
-    const auto until = steady_clock::now() + std::chrono::seconds(20);
-    for (;;) {
-      const std::string stat = file_text("/proc/" + std::to_string(process) + "/stat");
-      const std::size_t name_end = stat.rfind(')');
-      if (name_end == std::string::npos || stat[name_end + 2] == 'Z') return true;
-      if (steady_clock::now() > until) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-  }
   // The process that is that rank of mpirun's.
   static pid_t process_of(const MpirunProcess& run, int rank) {
-    const std::string id = std::to_string(run.pid());
-    std::istringstream ids(file_text("/proc/" + id + "/task/" + id + "/children"));
     const std::string own = "OMPI_COMM_WORLD_RANK=" + std::to_string(rank);
-    for (pid_t child; ids >> child;) {
+    for (const pid_t child : children_of(run.pid())) {
       std::istringstream variables(file_text("/proc/" + std::to_string(child) + "/environ"));
       for (std::string variable; std::getline(variables, variable, '\0');)
         if (variable == own) return child;
@@ -79,35 +51,32 @@ class LaunchedRanksTest : public ::testing::Test {
     ADD_FAILURE() << "mpirun has no rank " << rank;
     return -1;
   }
-
-  TemporaryFolder folder_;
-  const std::string text_ = folder_ / "lesson.txt";
 };
 
 TEST_F(LaunchedRanksTest, HaveTheBitsOfRanksThatTheFirstOneStarts) {
-  const Outcome outcome = run_sluice(words("own", 3, "--stage 3 --ranks 3"));
+  const Outcome outcome = run_sluice(words("own", 3, 3, "--stage 3"));
   ASSERT_EQ(outcome.status, 0) << outcome.error;
-  const auto run = launch(3, words("launched", 3, "--stage 3"));
+  const auto run = launch(3, words("launched", 0, 3, "--stage 3"));
   ASSERT_EQ(run->wait(), 0) << run->output();
   EXPECT_EQ(losses("launched").size(), 3u);
   EXPECT_EQ(losses("launched"), losses("own"));
-  EXPECT_TRUE(tensors("launched") == tensors("own"));
+  EXPECT_TRUE(tensors("launched", 3) == tensors("own", 3));
   EXPECT_EQ(count(run->output(), "3 steps done"), 1) << "rank 0 alone tells\n" << run->output();
   EXPECT_THAT(run->output(), HasSubstr("this is rank 0 of 3"));
   EXPECT_THAT(run->output(), Not(HasSubstr("warning")));
 }
 
 TEST_F(LaunchedRanksTest, ChooseTheirMesh) {
-  const auto run = launch(2, words("chosen", 2, "--mesh auto"));
+  const auto run = launch(2, words("chosen", 0, 2, "--mesh auto"));
   ASSERT_EQ(run->wait(), 0) << run->output();
   EXPECT_THAT(run->output(), HasSubstr(", of 4 that were compared:"));
 }
 
 TEST_F(LaunchedRanksTest, AreAsManyAsTheLauncherSays) {
-  const auto other = launch(2, words("other", 3, "--ranks 3"));
+  const auto other = launch(2, words("other", 3, 3));
   EXPECT_EQ(other->wait(), 2);
   EXPECT_THAT(other->output(), HasSubstr("mpirun has started 2 ranks"));
-  const auto same = launch(2, words("same", 3, "--ranks 2 --log-level debug"));
+  const auto same = launch(2, words("same", 2, 3, "--log-level debug"));
   EXPECT_EQ(same->wait(), 0) << same->output();
   EXPECT_THAT(same->output(), HasSubstr("sluice: debug: this is rank 0 of 2"));
   EXPECT_THAT(same->output(), HasSubstr("sluice: rank 1: debug: this is rank 1 of 2"));
@@ -116,22 +85,19 @@ TEST_F(LaunchedRanksTest, AreAsManyAsTheLauncherSays) {
 // Variables of another launcher than the MPI library knows: each process would believe that it is alone.
 TEST_F(LaunchedRanksTest, AreThoseThatMpiFinds) {
   const Variable rank("PMI_RANK", "0"), ranks("PMI_SIZE", "2");
-  const Outcome outcome = run_sluice(words("found", 3));
+  const Outcome outcome = run_sluice(words("found", 0, 3));
   EXPECT_EQ(outcome.status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("mpiexec has started 2 ranks, of which MPI finds 1"));
 }
 
 TEST_F(LaunchedRanksTest, TrainAloneWhereTheyAreAskedTo) {
-  std::vector<std::string> alone = words("alone", 3, "--ranks 1");
-  alone.erase(std::ranges::find(alone, "--out"), std::ranges::find(alone, "--out") + 2);
-  alone.erase(std::ranges::find(alone, "--metrics"), std::ranges::find(alone, "--metrics") + 2);
-  const auto run = launch(2, alone);
+  const auto run = launch(2, without(without(words("alone", 1, 3), "--out"), "--metrics"));
   EXPECT_EQ(run->wait(), 0) << run->output();
   EXPECT_EQ(count(run->output(), "3 steps done"), 2) << run->output();
-  const auto single = launch(1, words("single", 3));
+  const auto single = launch(1, words("single", 0, 3));
   EXPECT_EQ(single->wait(), 0) << single->output();
   EXPECT_THAT(single->output(), Not(HasSubstr("this is rank 0")));
-  const auto local = launch(1, words("local", 3, "--ranks 2"));
+  const auto local = launch(1, words("local", 2, 3));
   EXPECT_EQ(local->wait(), 0) << local->output();
   EXPECT_THAT(local->output(), HasSubstr("this is rank 0 of 2"));
 }
@@ -154,7 +120,7 @@ TEST_F(LaunchedRanksTest, NameTheOneThatIsSilent) {
   EXPECT_NE(run->wait(), 0);
   EXPECT_THAT(error_of(0), HasSubstr("sluice: error: "));
   EXPECT_THAT(error_of(0), HasSubstr("rank 2 has given no sign of life"));
-  EXPECT_TRUE(has_ended(stopped)) << "it is left behind";
+  EXPECT_TRUE(ends_within(stopped, std::chrono::seconds(20))) << "it is left behind";
 }
 
 // mpirun hands this signal on, and kills nobody for it.

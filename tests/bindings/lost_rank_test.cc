@@ -8,30 +8,6 @@ namespace sluice::cli::lost_rank_test {
 
 using std::chrono::steady_clock;
 
-std::vector<pid_t> children_of(pid_t process) {
-  const std::string id = std::to_string(process);
-  std::istringstream ids(file_text("/proc/" + id + "/task/" + id + "/children"));
-  std::vector<pid_t> children;
-  for (pid_t child; ids >> child;) children.push_back(child);
-  return children;
-}
-
-// The state of a process: 'R', 'S', 'Z', ...; nothing where there is none.
-std::optional<char> state_of(pid_t process) {
-  const std::string stat = file_text("/proc/" + std::to_string(process) + "/stat");
-  const std::size_t name_end = stat.rfind(')');
-  return name_end == std::string::npos ? std::nullopt : std::optional(stat[name_end + 2]);
-}
-
-bool ends_within(pid_t process, std::chrono::seconds limit) {
-  const auto until = steady_clock::now() + limit;
-  while (state_of(process) && state_of(process) != 'Z') {
-    if (steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return true;
-}
-
 class LostRankTest : public RanksTest {
  protected:
   // A run of three ranks, some steps of which are done.

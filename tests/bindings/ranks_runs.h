@@ -1,4 +1,6 @@
 #pragma once
+#include <fmt/format.h>
+
 #include "bindings/run_outputs.h"
 #include "bindings/sluice_process.h"
 #include "core/json.h"
@@ -6,6 +8,31 @@
 
 // Runs of several ranks of a small model, as users start them.
 namespace sluice::cli {
+
+inline std::vector<pid_t> children_of(pid_t process) {
+  const std::string id = std::to_string(process);
+  std::istringstream ids(file_text("/proc/" + id + "/task/" + id + "/children"));
+  std::vector<pid_t> children;
+  for (pid_t child; ids >> child;) children.push_back(child);
+  return children;
+}
+
+// The state of a process: 'R', 'S', 'Z', ...; nothing where there is none.
+inline std::optional<char> state_of(pid_t process) {
+  const std::string stat = file_text("/proc/" + std::to_string(process) + "/stat");
+  const std::size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos ? std::nullopt : std::optional(stat[name_end + 2]);
+}
+
+// Whether or not somebody has asked how it ended.
+inline bool ends_within(pid_t process, std::chrono::seconds limit) {
+  const auto until = std::chrono::steady_clock::now() + limit;
+  while (state_of(process) && state_of(process) != 'Z') {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
 
 struct Partition {
   int ranks;
@@ -35,18 +62,11 @@ class RanksTest : public ::testing::Test {
   // Flags take the place of those that all runs have. Without ranks the program is told of none.
   std::vector<std::string> words(const std::string& name, int ranks, int steps,
                                  const std::string& flags = "") const {
-    std::vector<std::string> all = tiny_training(text_, folder_ / name, steps,
-                                                 {{"--tokens", "bytes", "--accumulate", "12", "--threads",
-                                                   "1", "--metrics", folder_ / (name + ".jsonl")}});
-    *std::ranges::find(all, "tiny") = folder_ / "model";
-    if (ranks > 0) all.insert(all.end(), {"--ranks", std::to_string(ranks)});
-    const std::vector<std::string> given = words_of(flags);
-    for (const std::string& word : given) {
-      const auto known = std::ranges::find(all, word);
-      if (word.starts_with("--") && known != all.end()) all.erase(known, known + 2);
-    }
-    all.insert(all.end(), given.begin(), given.end());
-    return all;
+    const std::string of_ranks = ranks > 0 ? fmt::format("--ranks {} ", ranks) : "";
+    return tiny_training(text_, folder_ / name, steps,
+                         {{"--model", folder_ / "model", "--tokens", "bytes", "--accumulate", "12",
+                           "--threads", "1", "--metrics", folder_ / (name + ".jsonl")},
+                          words_of(of_ranks + flags)});
   }
   std::vector<std::string> placed(const std::string& name, const Partition& p, int steps) const {
     std::string flags = p.flags;

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -116,6 +117,22 @@ inline std::vector<std::string> words_of(const std::string& line) {
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
+// The words with these flags, each of which takes the place of the same one before.
+inline std::vector<std::string> with_flags(std::vector<std::string> all,
+                                           const std::vector<std::string>& flags) {
+  for (const std::string& word : flags) {
+    const auto known = std::ranges::find(all, word);
+    if (word.starts_with("--") && known != all.end()) all.erase(known, known + 2);
+  }
+  all.insert(all.end(), flags.begin(), flags.end());
+  return all;
+}
+inline std::vector<std::string> without(std::vector<std::string> all, const std::string& flag) {
+  const auto given = std::ranges::find(all, flag);
+  all.erase(given, given + 2);
+  return all;
+}
+
 // Makes a text with regularities that a model can learn.
 inline std::string lesson() {
   std::string text;
@@ -124,7 +141,7 @@ inline std::string lesson() {
   return text;
 }
 
-// Returns the words that train the smallest model on that text into that folder, followed by more flags.
+// Returns the words that train the smallest model on that text into that folder, with more flags.
 inline std::vector<std::string> tiny_training(const std::string& text, const std::string& out, int steps,
                                               const std::vector<std::vector<std::string>>& more) {
   std::vector<std::string> all =
@@ -132,7 +149,7 @@ inline std::vector<std::string> tiny_training(const std::string& text, const std
   for (const std::string& word : {std::string("--data"), text, std::string("--out"), out,
                                   std::string("--steps"), std::to_string(steps)})
     all.push_back(word);
-  for (const std::vector<std::string>& flags : more) all.insert(all.end(), flags.begin(), flags.end());
+  for (const std::vector<std::string>& flags : more) all = with_flags(all, flags);
   return all;
 }
 

@@ -82,7 +82,8 @@ TEST_F(TrainingTest, TheLossFallsAndWhatIsWrittenIsWhole) {
   expect_rows_without_overlaps(trace);
   ASSERT_EQ(report.at("lanes").size(), 7u);
   for (const Json& lane : report.at("lanes")) {
-    EXPECT_GT(lane.at("busy_seconds").get<double>(), 0) << lane;
+    const bool is_wait = lane.at("name").get<std::string>().ends_with("wait");  // of which there may be none
+    EXPECT_TRUE(is_wait || lane.at("busy_seconds") > 0) << lane;
     EXPECT_LE(lane.at("busy_seconds"), report.at("wall_seconds")) << lane;
   }
 }
@@ -173,10 +174,8 @@ TEST_F(TrainingTest, ADamagedCheckpointIsNamed) {
 
 TEST_F(TrainingTest, ALossThatIsNotFiniteStopsTheRun) {
   for (const char* clip : {"1", "0"}) {
-    std::vector<std::string> wild =
-        words(std::string("wild") + clip, 200, {"--save-every", "1", "--clip", clip});
-    *std::find(wild.begin(), wild.end(), "1e-3") = "900000";
-    const Outcome outcome = run_sluice(wild);
+    const Outcome outcome = run_sluice(
+        words(std::string("wild") + clip, 200, {"--lr", "900000", "--save-every", "1", "--clip", clip}));
     EXPECT_EQ(outcome.status, 2);
     EXPECT_THAT(outcome.error, HasSubstr("not finite"));
     EXPECT_THAT(outcome.error, HasSubstr("the last checkpoint stands"));
@@ -187,9 +186,8 @@ TEST_F(TrainingTest, ALossThatIsNotFiniteStopsTheRun) {
 }
 
 TEST_F(TrainingTest, AFullDiskUnderTheMetricsLosesNoStep) {
-  std::vector<std::string> full = words("full", 9, {"--trace", folder_ / "full.json"});
-  *std::find(full.begin(), full.end(), folder_ / "full.jsonl") = "/dev/full";
-  const Outcome outcome = run_sluice(full);
+  const Outcome outcome =
+      run_sluice(words("full", 9, {"--metrics", "/dev/full", "--trace", folder_ / "full.json"}));
   EXPECT_EQ(outcome.status, 1);
   EXPECT_THAT(outcome.error, HasSubstr("'/dev/full'"));
   EXPECT_THAT(outcome.error, HasSubstr(step_folder("full", 1)));
@@ -205,9 +203,7 @@ TEST_F(TrainingTest, AFullDiskUnderTheMetricsLosesNoStep) {
 TEST_F(TrainingTest, AMetricsFileBelongsToItsRun) {
   expect_done(run_sluice(words("own", 3)));
   const std::string before = file_text(folder_ / "own.jsonl");
-  std::vector<std::string> other = words("other", 3, {"--resume"});
-  *std::find(other.begin(), other.end(), folder_ / "other.jsonl") = folder_ / "own.jsonl";
-  const Outcome outcome = run_sluice(other);
+  const Outcome outcome = run_sluice(words("other", 3, {"--metrics", folder_ / "own.jsonl", "--resume"}));
   EXPECT_EQ(outcome.status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("the metrics of another run"));
   EXPECT_EQ(file_text(folder_ / "own.jsonl"), before);
@@ -239,9 +235,7 @@ std::vector<std::string> with_a_file_limit(const std::vector<std::string>& words
 TEST_F(TrainingTest, ARunWarnsOfCheckpointsInMemory) {
   if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
   const std::string out = "/dev/shm/sluice-test-" + std::to_string(::getpid());
-  std::vector<std::string> all = words("memory", 1);
-  *(std::ranges::find(all, "--out") + 1) = out;
-  const Outcome outcome = run_sluice(all);
+  const Outcome outcome = run_sluice(words("memory", 1, {"--out", out}));
   std::filesystem::remove_all(out);
   expect_done(outcome);
   EXPECT_THAT(outcome.error, HasSubstr("'" + out + "' lies in memory"));
@@ -256,10 +250,8 @@ TEST_F(TrainingTest, AFileSizeLimitIsReportedBeforeTheFirstStep) {
 
 TEST_F(TrainingTest, MeasuringADiskStaysWithinItsLimit) {
   // The process may write files of 1 MiB at most, so a measurement with a larger file would fail.
-  std::vector<std::string> plan = words("none", 2, {"--disk", folder_.path() + ":1MiB"});
+  std::vector<std::string> plan = without(words("none", 2, {"--disk", folder_.path() + ":1MiB"}), "--out");
   plan[0] = "plan";
-  const auto out = std::find(plan.begin(), plan.end(), "--out");
-  plan.erase(out, out + 2);
   SluiceProcess process(with_a_file_limit(plan), "/bin/sh");
   const int status = process.wait();
   if (process.error().find("O_DIRECT") != std::string::npos ||
