@@ -483,27 +483,6 @@ TEST_P(Conformance, GroupsExchangeSendAndReadByTheirOwnNumbers) {
   });
 }
 
-// As above, where the two sums are of groups that overlap.
-TEST_P(Conformance, ASumOfAGroupDoesNotKeepBuffersFromAnother) {
-  const std::size_t count = world() == World::kTinyPackets ? 1000 : 4 << 20;
-  run([&](Communicator& comm) {
-    const auto members = groups_of(comm);
-    const std::unique_ptr<Communicator> of_parity = comm.group(members[0]), pair = comm.group(members[1]);
-    std::vector<float> large(count, 1), small(3, 2);
-    Ending first, second;
-    const auto begin_large = [&] {
-      pair->all_reduce(1, "large", {large.data(), Dtype::kF32}, count, first.done());
-    };
-    if (comm.rank() % 2 == 0) begin_large();
-    of_parity->all_reduce(1, "small", {small.data(), Dtype::kF32}, 3, second.done());
-    second.wait();
-    if (comm.rank() % 2 == 1) begin_large();
-    first.wait();
-    EXPECT_EQ(small, std::vector<float>(3, 2.0f * static_cast<float>(of_parity->size())));
-    EXPECT_EQ(large, std::vector<float>(count, static_cast<float>(pair->size())));
-  });
-}
-
 TEST_P(Conformance, AGroupIsOfDifferentRanksWithThisOneAmongThem) {
   run([&](Communicator& comm) {
     const int rank = comm.rank(), ranks = comm.size();

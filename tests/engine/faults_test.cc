@@ -77,17 +77,6 @@ TEST_P(FaultCampaign, EachRunEndsWithTheSameBitsOrFails) {
       injected.load(), runs, reported, survived, runs - reported - survived);
 }
 
-TEST(SlowDiskTest, DelaysNeverChangeBits) {
-  for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    Options setup = setup_of(seed);
-    const std::string what = describe(setup, seed);
-    SCOPED_TRACE(what);
-    const Watchdog watchdog(what);
-    const unsigned delay = seed % 2 == 0 ? 100 : 1000;
-    EXPECT_TRUE(run_with(setup, {.delay_microseconds = delay}, base_of(setup)).well);
-  }
-}
-
 TEST(EngineFailureTest, ASourceThatThrowsLeavesTheEngineWhole) {
   const Model model(Options{});
   Threads threads(1);

@@ -299,20 +299,6 @@ INSTANTIATE_TEST_SUITE_P(Tiers, UpdatesInBackward,
                          testing::ValuesIn(std::vector<std::tuple<std::size_t, const char*>>{
                              {0, "memory"}, {1, "disk"}, {3, "memory"}, {3, "disk"}}));
 
-// A unit that is being summed is read with its update, though no unit of this rank becomes ready meanwhile.
-TEST_P(UpdatesInBackward, AUnitThatIsBeingSummedIsReadWithItsUpdate) {
-  run(setup(), [&](Rank& rank) {
-    rank.engine.begin_step(Rank::settings());
-    const auto before = rank.values();
-    rank.add_constant(kC, 1);
-    rank.add_constant(kD, 1);
-    rank.engine.acquire(kLast, Hold::kRead);
-    EXPECT_NE(test::value_at(rank.engine.parameter(kC), 7), before[kC][7]);
-    rank.engine.release(kLast);
-    rank.engine.step(Rank::settings());
-  });
-}
-
 // Until it is released it has the values of before, which the client reads.
 TEST_P(UpdatesInBackward, AUnitThatIsSummedWhileItIsReadIsUpdatedAfterwards) {
   constexpr UnitId kBlock = kLast + 2;  // the first one to be summed
@@ -354,20 +340,6 @@ TEST_P(UpdatesInBackward, AUnitThatIsSummedWhileItIsReadIsUpdatedAfterwards) {
     EXPECT_NE(of_first.back(), before);
   });
   EXPECT_TRUE(shares || (of_first.size() == 2 && of_first[0] == of_first[1]));
-}
-
-TEST_P(UpdatesInBackward, ARankWithoutGradientsTakesPart) {
-  run(setup(), [&](Rank& rank) {
-    for (int step = 0; step < 2; ++step) {
-      const auto before = rank.values();
-      rank.engine.begin_step(Rank::settings());
-      if (rank.rank() == 0) rank.add_all(step);
-      rank.engine.step(Rank::settings());
-      const auto after = rank.values();
-      for (ParameterId p = 0; p < before.size(); ++p)
-        EXPECT_EQ(after[p] != before[p], rank.layout().trainable(rank.layout().location(p).unit)) << p;
-    }
-  });
 }
 
 // No rank needs another one's call outside of a step.

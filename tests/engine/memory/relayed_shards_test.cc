@@ -84,24 +84,6 @@ TEST_P(RelayedShardsTest, ComeToAHostOnce) {
   for (std::size_t host = 0; host < came.size(); ++host) EXPECT_EQ(came[host], expected[host]) << host;
 }
 
-// Ranks of one host that read alike, but one after another, find what the first has brought, if there is
-// room.
-TEST(RelayedShards, StayForRanksThatComeLater) {
-  comm::run_communicators(World::kHosts, 4, [](comm::Communicator& communicator) {
-    Rank rank(communicator, {false, 20 * kPieceElements});
-    rank.change(0, 1);
-    const auto fetch_in_turn = [&](int turn) {
-      const std::uint64_t before = communicator.counters().received_from_hosts;
-      communicator.barrier(97, "a turn begins");
-      if (communicator.rank() % 2 == turn) rank.fetch(0);
-      communicator.barrier(98, "a turn ends");
-      return communicator.counters().received_from_hosts - before;
-    };
-    EXPECT_GT(fetch_in_turn(0), 0u);
-    EXPECT_EQ(fetch_in_turn(1), 0u);
-  });
-}
-
 // Reads of a version that is still to come, of many pieces, leave room for others, for which its owner waits.
 TEST(RelayedShards, AreReadWhileOthersWaitForAVersion) {
   comm::run_communicators(World::kHosts, 4, [](comm::Communicator& communicator) {
