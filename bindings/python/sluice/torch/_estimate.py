@@ -38,6 +38,7 @@ _AS_LARGE = {
     torch.ops.aten.binary_cross_entropy.default,
     torch.ops.aten.col2im.default,
 }
+_DETACH = torch.ops.aten.detach.default
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _SHARE = 0.25  # of the peak, for what the allocator keeps between blocks and operators use inside
 # The C library gives a block of this size or more back to the system as soon as it is freed (mallopt(3), M_MMAP_THRESHOLD), so that of
@@ -85,7 +86,7 @@ class _Alive(Values):
         result = _in_groups(*args, **(kwargs or {})) if func is _GROUPED else super().__torch_dispatch__(func, types, args, kwargs)
         if func is _LSTM:
             result = _with_workspace(result, args)
-        for tensor in tensors_among(result):
+        for tensor in tensors_among(result) if func is not _DETACH else ():  # which is how arguments of the call are kept for backward
             self._note(tensor.untyped_storage(), args[0].nbytes if func in _AS_LARGE else 0)
         if (place := _CONVOLUTIONS.get(func)) is not None:
             # oneDNN has copies of all that it uses, in layouts of its own; of a transposed one, as seen, two.
