@@ -183,7 +183,7 @@ class Demand:
                 return False
             if whole > first.reserve:
                 try:
-                    presence.replan(max(whole, self._most), found.peak)
+                    presence.replan(max(whole, self._most), found.with_casts().peak)
                 except (BudgetError, StateError):
                     return False
             return True
