@@ -48,7 +48,7 @@ class Call:
     outer: Call | None = None  # the call that it is in
     units: Mapping[int, int] = dataclasses.field(default_factory=dict)  # on the GPU in it, with those of the calls that it is in
     scope: Scope | None = None  # of a call of the model
-    casts: Scope | None = None  # in which it has begun to note casts
+    casts: Scope | None = None  # in which it has begun to attend to casts
     keeps: int | None = None  # see Demand.begin()
 
 

@@ -177,9 +177,11 @@ class Demand:
         """Whether there is room, beside all else, for autograd to keep the casts of parameters, so that backward need not make them again.
         It is in the plan then."""
         presence = self._presence
+        if found.casts == 0:
+            return False
         with presence.lock:
             first, whole = presence.first_step, self._need(found, casts=True)
-            if found.casts == 0 or whole > first.room:
+            if whole > first.room:
                 return False
             if whole > first.reserve:
                 try:

@@ -41,8 +41,8 @@ _AS_LARGE = {
 _DETACH = torch.ops.aten.detach.default
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _SHARE = 0.25  # of the peak, for what the allocator keeps between blocks and operators use inside
-# The C library gives a block of this size or more back to the system as soon as it is freed (mallopt(3), M_MMAP_THRESHOLD), so that of
-# such blocks less is allowed for.
+# The C library mostly gives a block of this size or more back to the system as soon as it is freed (mallopt(3), M_MMAP_THRESHOLD; not where
+# the block lay in free memory of smaller ones), so that of such blocks less is allowed for.
 _LARGE, _SHARE_OF_LARGE = 32 << 20, 0.125
 # With the place of the argument that says whether it is a transposed one.
 _CONVOLUTIONS = {torch.ops.aten.convolution.default: 6, torch.ops.aten.convolution_backward.default: 7}

@@ -130,7 +130,7 @@ class Scope:
             self._hooks.__exit__(None, None, None)
 
     def begin_casts(self) -> bool:
-        """Notes casts until end_casts(), and returns whether it does, which is where autocast is on and they are not noted yet. Autocast
+        """Attends to casts until end_casts(), and returns whether it does, which is where autocast is on and it has not begun yet. Autocast
         may be turned on inside of the model's forward, so that each module's call asks."""
         presence = self._saved.presence
         if self._casting or not torch.is_autocast_enabled(presence.engine.device.type):
