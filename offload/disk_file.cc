@@ -24,11 +24,12 @@ class DiskFile final : public File {
         sink_(sink) {}
   ~DiskFile() override { open_.wait(); }
 
-  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    begin(Direction::kRead, offset, into.data(), into.size(), std::move(done));
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done, Urgency urgency) override {
+    begin(Direction::kRead, urgency, offset, into.data(), into.size(), std::move(done));
   }
-  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
-    begin(Direction::kWrite, offset, const_cast<std::byte*>(from.data()), from.size(), std::move(done));
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done, Urgency urgency) override {
+    begin(Direction::kWrite, urgency, offset, const_cast<std::byte*>(from.data()), from.size(),
+          std::move(done));
   }
   void sync() override;
   void allocate(std::uint64_t bytes) override;
@@ -36,7 +37,8 @@ class DiskFile final : public File {
   const std::string& name() const override { return opened_->name; }
 
  private:
-  void begin(Direction direction, std::uint64_t offset, std::byte* data, std::size_t bytes, Done done);
+  void begin(Direction direction, Urgency urgency, std::uint64_t offset, std::byte* data, std::size_t bytes,
+             Done done);
   int call_system(const std::string& what, std::function<int(int descriptor)> call) const;
   struct stat status() const;
   void cut(std::uint64_t bytes);
@@ -49,10 +51,10 @@ class DiskFile final : public File {
   OpenTransfers open_;
 };
 
-void DiskFile::begin(Direction direction, std::uint64_t offset, std::byte* data, std::size_t bytes,
-                     Done done) {
+void DiskFile::begin(Direction direction, Urgency urgency, std::uint64_t offset, std::byte* data,
+                     std::size_t bytes, Done done) {
   check_aligned(name(), direction, offset, data, bytes);
-  const Extent extent{opened_->descriptor.get(), direction, offset, data, bytes};
+  const Extent extent{opened_->descriptor.get(), direction, urgency, offset, data, bytes};
   const auto transfer = std::make_shared<Transfer>(extent, opened_, block_bytes_, name(), open_,
                                                    sink_.watch(), std::move(done));
   sink_.watch().begun(transfer);

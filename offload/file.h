@@ -12,6 +12,10 @@
 
 namespace sluice::offload {
 
+// When a transfer's turn comes: kNow, before all others of its service that are kLater; kLater, for what is
+// streamed, so that it does not keep a caller from what it waits for.
+enum class Urgency : std::uint8_t { kNow, kLater };
+
 // A file that is read and written with O_DIRECT, past the page cache, with many transfers in flight. Offsets,
 // sizes and buffer addresses are multiples of kDiskBlock, or the call throws Error(kInvalidArgument). A
 // transfer ends complete or with an error: interrupted and short system calls are continued. Anything else
@@ -21,8 +25,10 @@ namespace sluice::offload {
 class File {
  public:
   virtual ~File() = default;
-  virtual void read(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
-  virtual void write(std::uint64_t offset, std::span<const std::byte> from, Done done) = 0;
+  virtual void read(std::uint64_t offset, std::span<std::byte> into, Done done,
+                    Urgency urgency = Urgency::kNow) = 0;
+  virtual void write(std::uint64_t offset, std::span<const std::byte> from, Done done,
+                     Urgency urgency = Urgency::kNow) = 0;
   // Makes durable all writes whose Done was called before.
   virtual void sync() = 0;
   // Preallocates disk space for `bytes` in all (fallocate), so that no later write within it can fail for

@@ -107,20 +107,28 @@ StoredRecord& checked_record(StoreState& state, RecordId id, std::uint64_t offse
 struct Call {
   RecordId record;
   Direction direction;
+  Urgency urgency;
   std::uint64_t offset;
   std::span<std::byte> data;
 };
 
 void start_transfer(StoreState& state, const Call& call, Checks checks, Threads* threads, Done done) {
-  const auto& [id, direction, offset, data] = call;
+  const auto& [id, direction, urgency, offset, data] = call;
   StoredRecord& record = checked_record(state, id, offset, data.size());
   check_aligned(record.name, direction, offset, data.data(), data.size());
-  std::make_shared<RecordTransfer>(state, record, direction, offset, data, checks, std::move(done))
+  std::make_shared<RecordTransfer>(state, record, direction, urgency, offset, data, checks, std::move(done))
       ->start(threads);
 }
 
-std::span<std::byte> changeable(std::span<const std::byte> bytes) {
-  return {const_cast<std::byte*>(bytes.data()), bytes.size()};
+// Somebody may wait to read parameters; for all else that is written nobody waits to read it.
+void start_write(StoreState& state, RecordId id, std::uint64_t offset, std::span<const std::byte> from,
+                 Threads* threads, Done done) {
+  const std::span<std::byte> data{const_cast<std::byte*>(from.data()), from.size()};
+  const bool is_parameters =
+      checked_record(state, id, offset, data.size()).purpose == allocator::Purpose::kParameter;
+  const Urgency urgency = is_parameters ? Urgency::kNow : Urgency::kLater;
+  start_transfer(state, {id, Direction::kWrite, urgency, offset, data}, Checks::kHere, threads,
+                 std::move(done));
 }
 
 }  // namespace
@@ -174,24 +182,23 @@ void RecordStore::allocate() {
 }
 
 void RecordStore::read(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done) {
-  start_transfer(*state_, {record, Direction::kRead, offset, into}, Checks::kHere, nullptr, std::move(done));
+  start_transfer(*state_, {record, Direction::kRead, Urgency::kNow, offset, into}, Checks::kHere, nullptr,
+                 std::move(done));
 }
 
 void RecordStore::read_unchecked(RecordId record, std::uint64_t offset, std::span<std::byte> into,
                                  Done done) {
-  start_transfer(*state_, {record, Direction::kRead, offset, into}, Checks::kByCaller, nullptr,
-                 std::move(done));
+  start_transfer(*state_, {record, Direction::kRead, Urgency::kLater, offset, into}, Checks::kByCaller,
+                 nullptr, std::move(done));
 }
 
 void RecordStore::write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Done done) {
-  start_transfer(*state_, {record, Direction::kWrite, offset, changeable(from)}, Checks::kHere, nullptr,
-                 std::move(done));
+  start_write(*state_, record, offset, from, nullptr, std::move(done));
 }
 
 void RecordStore::write(RecordId record, std::uint64_t offset, std::span<const std::byte> from,
                         Threads& threads, Done done) {
-  start_transfer(*state_, {record, Direction::kWrite, offset, changeable(from)}, Checks::kHere, &threads,
-                 std::move(done));
+  start_write(*state_, record, offset, from, &threads, std::move(done));
 }
 
 void RecordStore::check(RecordId id, std::uint64_t offset, std::span<const std::byte> found,

@@ -71,8 +71,8 @@ enum class Checks : std::uint8_t { kHere, kByCaller };  // where the checksums o
 class RecordTransfer : public std::enable_shared_from_this<RecordTransfer> {
  public:
   // Claims the blocks. Throws Error(kState) where one of them is in another transfer.
-  RecordTransfer(StoreState& state, StoredRecord& record, Direction direction, std::uint64_t offset,
-                 std::span<std::byte> data, Checks checks, Done done);
+  RecordTransfer(StoreState& state, StoredRecord& record, Direction direction, Urgency urgency,
+                 std::uint64_t offset, std::span<std::byte> data, Checks checks, Done done);
   // Starts the transfer, whose Done is then called once. Checksums of a write are computed on `threads`;
   // null: on the calling thread.
   void start(Threads* threads);
@@ -88,6 +88,7 @@ class RecordTransfer : public std::enable_shared_from_this<RecordTransfer> {
   StoreState& state_;
   StoredRecord& record_;
   const Direction direction_;
+  const Urgency urgency_;
   const Checks checks_;
   const std::size_t first_block_;
   const std::size_t end_block_;

@@ -35,11 +35,12 @@ std::exception_ptr with_name(const std::exception_ptr& error, const std::string&
 
 }  // namespace
 
-RecordTransfer::RecordTransfer(StoreState& state, StoredRecord& record, Direction direction,
+RecordTransfer::RecordTransfer(StoreState& state, StoredRecord& record, Direction direction, Urgency urgency,
                                std::uint64_t offset, std::span<std::byte> data, Checks checks, Done done)
     : state_(state),
       record_(record),
       direction_(direction),
+      urgency_(urgency),
       checks_(checks),
       first_block_(offset / record.extents.block_bytes),
       end_block_(first_block_ + divide_up(data.size(), record.extents.block_bytes)),
@@ -106,14 +107,19 @@ void RecordTransfer::start_block(std::size_t index) {
   File& file = *state_.files[extent.file].file;
   try {
     if (direction_ == Direction::kRead)
-      return file.read(extent.offset, data, [self = shared_from_this(), index](std::exception_ptr error) {
-        self->end_block(error != nullptr ? std::move(error) : self->end_read(index));
-      });
+      return file.read(
+          extent.offset, data,
+          [self = shared_from_this(), index](std::exception_ptr error) {
+            self->end_block(error != nullptr ? std::move(error) : self->end_read(index));
+          },
+          urgency_);
     BlockRecord& block = record_.blocks[index];
     block.previous_checksum = std::exchange(block.checksum, checksum(data));
     ++block.generation;
-    file.write(extent.offset, data,
-               [self = shared_from_this()](std::exception_ptr error) { self->end_block(std::move(error)); });
+    file.write(
+        extent.offset, data,
+        [self = shared_from_this()](std::exception_ptr error) { self->end_block(std::move(error)); },
+        urgency_);
   } catch (...) {
     end_block(std::current_exception());  // the file refused the call, so it will not call the Done
   }

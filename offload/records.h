@@ -58,16 +58,17 @@ class RecordStore {
   // where a limit or a disk is too small; those records are then removed.
   void allocate();
 
-  // Move bytes between memory and a record, and call `done` as a File does. Checksums of reads are compared
-  // on the File's thread; those of writes are computed on the caller's. REQUIRES: offset is a multiple of the
-  // record's block size.
+  // Move bytes between memory and a record, and call `done` as a File does. Reads, and writes of parameters,
+  // are Urgency::kNow; other writes are kLater, since nobody waits to read them. Checksums of reads are
+  // compared on the File's thread; those of writes are computed on the caller's. REQUIRES: offset is a
+  // multiple of the record's block size.
   void read(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done);
   void write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Done done);
 
-  // Variants for a caller whose threads would otherwise wait: they compute checksums on its threads, several
-  // blocks at a time, and leave the File's thread to the transfers. Bytes from read_unchecked() must not be
-  // used before check() has compared them, which throws the Error(kCorrupt). Writing these blocks before that
-  // is Error(kState).
+  // Variants for updates, whose threads would otherwise wait: they compute checksums on these threads,
+  // several blocks at a time, and leave the File's thread to the transfers. Reads are Urgency::kLater. Bytes
+  // from read_unchecked() must not be used before check() has compared them, which throws the
+  // Error(kCorrupt). Writing these blocks before that is Error(kState).
   void read_unchecked(RecordId record, std::uint64_t offset, std::span<std::byte> into, Done done);
   void check(RecordId record, std::uint64_t offset, std::span<const std::byte> found, Threads& threads);
   void write(RecordId record, std::uint64_t offset, std::span<const std::byte> from, Threads& threads,

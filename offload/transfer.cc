@@ -157,14 +157,16 @@ Block::Outcome Block::advance(std::int64_t result, std::exception_ptr* error) {
 }
 
 void BlockQueue::push(std::shared_ptr<Transfer> transfer) {
-  Lane& lane = lanes_[static_cast<std::size_t>(transfer->extent().direction)];
+  const auto [urgency, direction] = std::pair(transfer->extent().urgency, transfer->extent().direction);
+  Lane& lane = of_[static_cast<std::size_t>(urgency)].lanes[static_cast<std::size_t>(direction)];
   lane.transfers.push_back(std::move(transfer));
 }
 
 std::optional<Block> BlockQueue::take() {
   if (empty()) return std::nullopt;
-  if (!lanes_[1 - last_].transfers.empty()) last_ = 1 - last_;
-  auto& [transfers, next_block] = lanes_[last_];
+  auto& [lanes, last] = of_[of_[0].empty() ? 1 : 0];
+  if (!lanes[1 - last].transfers.empty()) last = 1 - last;
+  auto& [transfers, next_block] = lanes[last];
   const std::shared_ptr<Transfer>& first = transfers.front();
   const Extent& extent = first->extent();
   const std::size_t begin = next_block * first->block_bytes();

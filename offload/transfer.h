@@ -48,6 +48,7 @@ class OpenTransfers {
 struct Extent {
   int descriptor;
   Direction direction;
+  Urgency urgency;
   std::uint64_t offset;
   std::byte* data;  // not written where the direction is kWrite
   std::size_t bytes;
@@ -116,12 +117,13 @@ struct Block {
   Outcome try_again(std::exception_ptr* error, int error_number);
 };
 
-// Queues blocks, for each direction in the order of the calls. Reads and writes alternate where both wait, so
-// that an urgent read does not wait behind all writes. Thread rule: its owner guards it.
+// Queues blocks, for each urgency and direction in the order of the calls. Those of kNow come first. Of one
+// urgency reads and writes alternate where both wait, so that no read waits behind all writes. Thread rule:
+// its owner guards it.
 class BlockQueue {
  public:
   void push(std::shared_ptr<Transfer> transfer);
-  bool empty() const { return lanes_[0].transfers.empty() && lanes_[1].transfers.empty(); }
+  bool empty() const { return of_[0].empty() && of_[1].empty(); }
   std::optional<Block> take();
 
  private:
@@ -129,8 +131,12 @@ class BlockQueue {
     std::deque<std::shared_ptr<Transfer>> transfers;
     std::size_t next_block = 0;  // index of the next block in the first transfer
   };
-  std::array<Lane, 2> lanes_;  // by direction
-  std::size_t last_ = 1;       // the lane from which the last block was taken
+  struct OfUrgency {
+    std::array<Lane, 2> lanes;  // by direction
+    std::size_t last = 1;       // the lane from which the last block was taken
+    bool empty() const { return lanes[0].transfers.empty() && lanes[1].transfers.empty(); }
+  };
+  std::array<OfUrgency, 2> of_;  // by urgency
 };
 
 // Runs the transfers that a DiskFile hands to it.

@@ -26,9 +26,9 @@ class Backing {
   // Transfers have sizes that are multiples of the grain, in bytes, unless they reach to the end.
   virtual std::size_t grain() const { return offload::RecordStore::kBlock; }
 
-  // For a caller with threads that are otherwise idle: its threads compute the checksums. The caller may use
-  // what fetch_unchecked() brought only after check(), which throws where the checksum differs from that of
-  // what was stored.
+  // For updates, whose threads are otherwise idle: these compute the checksums. On disk, such reads are less
+  // urgent than those of fetch(). The caller may use what fetch_unchecked() brought only after check(), which
+  // throws where the checksum differs from that of what was stored.
   virtual void fetch_unchecked(std::uint64_t offset, std::span<std::byte> into, Done done) = 0;
   virtual void check(std::uint64_t offset, std::span<const std::byte> found, Threads& threads) = 0;
   virtual void store(std::uint64_t offset, std::span<const std::byte> from, Threads& threads, Done done) = 0;

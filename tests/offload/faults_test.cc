@@ -128,7 +128,7 @@ TEST(TransferGroupTest, AMovedGroupWaits) {
 class BlockTest : public ::testing::Test {
  protected:
   Block make(Direction direction, std::size_t bytes) {
-    const Extent extent{-1, direction, 8 * kDiskBlock, nullptr, bytes};
+    const Extent extent{-1, direction, Urgency::kNow, 8 * kDiskBlock, nullptr, bytes};
     transfer_ =
         std::make_shared<Transfer>(extent, nullptr, kMiB, name_, open_, watch_, [](std::exception_ptr) {});
     BlockQueue queue;
@@ -160,21 +160,47 @@ TEST_F(BlockTest, InterruptedAndShortCallsAreContinued) {
   }
 }
 
-TEST_F(BlockTest, ReadsAndWritesTakeTurns) {
-  BlockQueue queue;
-  const auto push = [&](Direction direction, std::uint64_t offset, std::size_t blocks) {
-    const Extent extent{-1, direction, offset, nullptr, blocks * kMiB};
-    queue.push(
+class BlockQueueTest : public BlockTest {
+ protected:
+  void push(Direction direction, std::uint64_t offset, std::size_t blocks, Urgency urgency = Urgency::kNow) {
+    const Extent extent{-1, direction, urgency, offset, nullptr, blocks * kMiB};
+    queue_.push(
         std::make_shared<Transfer>(extent, nullptr, kMiB, name_, open_, watch_, [](std::exception_ptr) {}));
-  };
+  }
+  std::vector<std::uint64_t> take(std::size_t most = SIZE_MAX) {
+    std::vector<std::uint64_t> offsets;
+    while (offsets.size() < most && !queue_.empty()) offsets.push_back(queue_.take()->offset / kMiB);
+    return offsets;
+  }
+
+ private:
+  BlockQueue queue_;
+};
+
+TEST_F(BlockQueueTest, ReadsAndWritesTakeTurns) {
   push(Direction::kWrite, 0, 3);
   push(Direction::kWrite, 10 * kMiB, 1);
   push(Direction::kRead, 20 * kMiB, 2);
-  std::vector<std::uint64_t> order;
-  while (const std::optional<Block> block = queue.take()) order.push_back(block->offset / kMiB);
-  EXPECT_THAT(order, ::testing::ElementsAre(20, 0, 21, 1, 2, 10))
+  EXPECT_THAT(take(), ::testing::ElementsAre(20, 0, 21, 1, 2, 10))
       << "each direction in the order of its calls";
-  EXPECT_TRUE(queue.empty());
+}
+
+TEST_F(BlockQueueTest, WhatIsNeededNowComesBeforeTheRestOfWhatIsStreamed) {
+  push(Direction::kRead, 0, 3, Urgency::kLater);
+  push(Direction::kWrite, 10 * kMiB, 2, Urgency::kLater);
+  EXPECT_THAT(take(2), ::testing::ElementsAre(0, 10));
+  push(Direction::kWrite, 20 * kMiB, 1);
+  push(Direction::kRead, 30 * kMiB, 2);
+  EXPECT_THAT(take(), ::testing::ElementsAre(30, 20, 31, 1, 11, 2));
+  push(Direction::kRead, 0, 2, Urgency::kLater);
+  push(Direction::kWrite, 10 * kMiB, 2, Urgency::kLater);
+  std::vector<std::uint64_t> order;
+  for (int i = 0; i < 4; ++i) {
+    push(Direction::kRead, 20 * kMiB, 1);
+    for (const std::uint64_t offset : take(2)) order.push_back(offset);
+  }
+  EXPECT_THAT(order, ::testing::ElementsAre(20, 10, 20, 0, 20, 11, 20, 1))
+      << "in turns beside urgent reads, too";
 }
 
 TEST_F(BlockTest, AShortWriteGoesOnAtAWholeDiskBlock) {

@@ -113,8 +113,8 @@ class FaultyFile final : public File {
   }
   ~FaultyFile() override { open_.wait(); }
 
-  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override;
-  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override;
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done, Urgency urgency) override;
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done, Urgency urgency) override;
   void sync() override { inner_.sync(); }
   void allocate(std::uint64_t bytes) override { inner_.allocate(bytes); }
   std::uint64_t size() const override { return inner_.size(); }
@@ -154,32 +154,36 @@ Done FaultyFile::outgoing(Done done) {
   };
 }
 
-void FaultyFile::read(std::uint64_t offset, std::span<std::byte> into, Done done) {
+void FaultyFile::read(std::uint64_t offset, std::span<std::byte> into, Done done, Urgency urgency) {
   check_aligned(name(), Direction::kRead, offset, into.data(), into.size());
   const Fate fate = next_fate(Direction::kRead);
   Done out = outgoing(std::move(done));
   if (fate.fails())
     return out(transfer_error(name(), Direction::kRead, offset, into.size(), fate.error_number()));
-  if (!fate.flips()) return inner_.read(offset, into, std::move(out));
-  inner_.read(offset, into, [fate, into, out = std::move(out)](std::exception_ptr error) {
-    if (error == nullptr) fate.flip(into);
-    out(std::move(error));
-  });
+  if (!fate.flips()) return inner_.read(offset, into, std::move(out), urgency);
+  inner_.read(
+      offset, into,
+      [fate, into, out = std::move(out)](std::exception_ptr error) {
+        if (error == nullptr) fate.flip(into);
+        out(std::move(error));
+      },
+      urgency);
 }
 
-void FaultyFile::write(std::uint64_t offset, std::span<const std::byte> from, Done done) {
+void FaultyFile::write(std::uint64_t offset, std::span<const std::byte> from, Done done, Urgency urgency) {
   check_aligned(name(), Direction::kWrite, offset, from.data(), from.size());
   const Fate fate = next_fate(Direction::kWrite);
   Done out = outgoing(std::move(done));
   if (fate.fails())
     return out(transfer_error(name(), Direction::kWrite, offset, from.size(), fate.error_number()));
   if (fate.lost()) return out(nullptr);
-  if (!fate.flips() || from.empty()) return inner_.write(offset, from, std::move(out));
+  if (!fate.flips() || from.empty()) return inner_.write(offset, from, std::move(out), urgency);
   const std::shared_ptr<std::byte> copy = aligned_copy(from);
   const std::span<std::byte> bytes(copy.get(), from.size());
   fate.flip(bytes);
-  inner_.write(offset, bytes,
-               [copy, out = std::move(out)](std::exception_ptr error) { out(std::move(error)); });
+  inner_.write(
+      offset, bytes, [copy, out = std::move(out)](std::exception_ptr error) { out(std::move(error)); },
+      urgency);
 }
 
 }  // namespace

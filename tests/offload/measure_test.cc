@@ -19,13 +19,13 @@ class Measure : public ::testing::Test {
 class CountingFile final : public File {
  public:
   explicit CountingFile(File& inner) : inner_(inner) {}
-  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done, Urgency urgency) override {
     read_ += into.size();
-    inner_.read(offset, into, std::move(done));
+    inner_.read(offset, into, std::move(done), urgency);
   }
-  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done, Urgency urgency) override {
     written_ += from.size();
-    inner_.write(offset, from, std::move(done));
+    inner_.write(offset, from, std::move(done), urgency);
   }
   void sync() override { inner_.sync(); }
   void allocate(std::uint64_t bytes) override { inner_.allocate(bytes); }

@@ -46,14 +46,14 @@ class InMemoryFile : public Interface {
  public:
   explicit InMemoryFile(std::string name) : name_(std::move(name)) {}
 
-  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done, Urgency /*urgency*/) override {
     check_aligned(name_, Direction::kRead, offset, into.data(), into.size());
     std::unique_lock lock(mutex_);
     std::exception_ptr error = content_.read(name_, offset, into);
     lock.unlock();
     done(std::move(error));
   }
-  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done, Urgency /*urgency*/) override {
     check_aligned(name_, Direction::kWrite, offset, from.data(), from.size());
     std::unique_lock lock(mutex_);
     content_.write(offset, from);

@@ -15,15 +15,17 @@ using namespace testing;
 
 constexpr std::size_t kBlock = RecordStore::kBlock;
 
-// A file that forwards to one that the test keeps.
+// A file that forwards to one that the test keeps, and notes the urgency of each call.
 class Borrowed final : public File {
  public:
-  explicit Borrowed(File& file) : file_(file) {}
-  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    file_.read(offset, into, std::move(done));
+  Borrowed(File& file, std::vector<Urgency>* noted) : file_(file), noted_(noted) {}
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done, Urgency urgency) override {
+    if (noted_ != nullptr) noted_->push_back(urgency);
+    file_.read(offset, into, std::move(done), urgency);
   }
-  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
-    file_.write(offset, from, std::move(done));
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done, Urgency urgency) override {
+    if (noted_ != nullptr) noted_->push_back(urgency);
+    file_.write(offset, from, std::move(done), urgency);
   }
   void sync() override { file_.sync(); }
   void allocate(std::uint64_t bytes) override { file_.allocate(bytes); }
@@ -32,6 +34,7 @@ class Borrowed final : public File {
 
  private:
   File& file_;
+  std::vector<Urgency>* const noted_;
 };
 
 std::vector<std::unique_ptr<File>> memory_files(std::size_t count) {
@@ -40,9 +43,9 @@ std::vector<std::unique_ptr<File>> memory_files(std::size_t count) {
   return files;
 }
 
-std::vector<std::unique_ptr<File>> borrowed(File& file) {
+std::vector<std::unique_ptr<File>> borrowed(File& file, std::vector<Urgency>* noted = nullptr) {
   std::vector<std::unique_ptr<File>> files;
-  files.push_back(std::make_unique<Borrowed>(file));
+  files.push_back(std::make_unique<Borrowed>(file, noted));
   return files;
 }
 
@@ -277,6 +280,29 @@ TEST_F(CheckedByTheCaller, ABlockCannotBeCheckedDuringATransfer) {
             ErrorCode::kState);
   group.wait();
   store_->check(record_, 0, back_.all(), threads_);
+}
+
+TEST(RecordStoreTest, ReadsToUseAndWritesOfParametersAreUrgent) {
+  Ledger ledger;
+  Threads threads(1);
+  const std::unique_ptr<File> file = make_memory_file("swap.bin");
+  std::vector<Urgency> noted;
+  RecordStore store(borrowed(*file, &noted), ledger);
+  const RecordId state = store.define("state", kBlock, Purpose::kOptimizerState);
+  const RecordId values = store.define("values", kBlock, Purpose::kParameter);
+  store.allocate();
+  Buffer bytes(kBlock);
+  for (const RecordId record : {state, values}) {
+    TransferGroup group;
+    put(store, record, 0, bytes.all());
+    get(store, record, 0, bytes.all());
+    store.read_unchecked(record, 0, bytes.all(), group.add());
+    store.check(record, 0, bytes.all(), threads);
+    store.write(record, 0, bytes.all(), threads, group.add());
+    group.wait();
+  }
+  using enum Urgency;
+  EXPECT_THAT(noted, ElementsAre(kLater, kNow, kLater, kLater, kNow, kNow, kLater, kNow));
 }
 
 TEST_F(OneRecord, ALostWriteIsStale) {

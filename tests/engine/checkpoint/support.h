@@ -61,7 +61,8 @@ class HeldFiles : public offload::IoService {
     ~HeldFile() override {
       for (std::thread& thread : threads_) thread.join();
     }
-    void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    void read(std::uint64_t offset, std::span<std::byte> into, Done done,
+              offload::Urgency /*urgency*/) override {
       require(offset, into.data(), into.size());
       run(owner_.reads, std::move(done), [this, offset, into](int) {
         const ssize_t n = ::pread(file_.get(), into.data(), into.size(), static_cast<off_t>(offset));
@@ -69,7 +70,8 @@ class HeldFiles : public offload::IoService {
           fail(ErrorCode::kIo, "'{}': read of {} at {}", name_, into.size(), offset);
       });
     }
-    void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+    void write(std::uint64_t offset, std::span<const std::byte> from, Done done,
+               offload::Urgency /*urgency*/) override {
       require(offset, from.data(), from.size());
       run(owner_.writes, std::move(done), [this, offset, from](int number) {
         if (number == owner_.fail_write) fail(ErrorCode::kIo, "'{}': no space left", name_);

@@ -10,11 +10,12 @@ namespace sluice::engine::update_pipeline_test {
 // A backing in memory. While `holds`, writes do not end before let_go().
 class HoldingFile final : public offload::File {
  public:
-  void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
-    inner_->read(offset, into, std::move(done));
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done, offload::Urgency urgency) override {
+    inner_->read(offset, into, std::move(done), urgency);
   }
-  void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
-    if (!holds) return inner_->write(offset, from, std::move(done));
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done,
+             offload::Urgency urgency) override {
+    if (!holds) return inner_->write(offset, from, std::move(done), urgency);
     inner_->write(offset, from, [](const std::exception_ptr&) {});
     held_.push_back(std::move(done));
   }

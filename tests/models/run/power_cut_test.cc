@@ -72,12 +72,14 @@ class FailingDisk final : public offload::IoService {
    public:
     FileOfDisk(FailingDisk& disk, std::string name, std::shared_ptr<Sector> sector)
         : disk_(disk), name_(std::move(name)), sector_(std::move(sector)) {}
-    void read(std::uint64_t offset, std::span<std::byte> into, Done done) override {
+    void read(std::uint64_t offset, std::span<std::byte> into, Done done,
+              offload::Urgency /*urgency*/) override {
       const ssize_t n =
           ::pread(sector_->descriptor.get(), into.data(), into.size(), static_cast<off_t>(offset));
       done(n == static_cast<ssize_t>(into.size()) ? nullptr : failure());
     }
-    void write(std::uint64_t offset, std::span<const std::byte> from, Done done) override {
+    void write(std::uint64_t offset, std::span<const std::byte> from, Done done,
+               offload::Urgency /*urgency*/) override {
       if (disk_.fails()) return done(failure());
       const ssize_t n =
           ::pwrite(sector_->descriptor.get(), from.data(), from.size(), static_cast<off_t>(offset));
