@@ -234,6 +234,7 @@ void Tiers::fill(Plan& plan, const Shape& shape, const Placed& placed, const std
     footprint = then;
   }
   count(plan, shape, footprint, to == plan.compute() ? frames.most() : plan.extents);
+  add_pieces(plan);
 }
 
 std::size_t Tiers::slots(const Shape& shape, const Footprint& footprint) const {
@@ -241,11 +242,26 @@ std::size_t Tiers::slots(const Shape& shape, const Footprint& footprint) const {
 }
 
 // As many as keep the disk busy, and as many that are sent meanwhile.
-std::size_t Tiers::pieces(const Shape& shape, const Footprint& footprint) const {
-  if (footprint.shards_on_disk == 0) return 0;
-  if (shape.fewest()) return StoredShards::kFewestPieces;
+std::size_t Tiers::most_pieces() const {
   return std::clamp(2 * divide_up(in_.rates.disk_in_flight, StoredShards::kPiece),
                     StoredShards::kFewestPieces, kMostServingPieces);
+}
+
+std::size_t Tiers::pieces(const Shape& shape, const Footprint& footprint) const {
+  if (footprint.shards_on_disk == 0) return 0;
+  return shape.fewest() ? StoredShards::kFewestPieces : most_pieces();
+}
+
+// With few pieces in flight a shard waits for the disk's latency, so they get the memory that is left, unless
+// the client of an engine in any order uses that.
+void Tiers::add_pieces(Plan& plan) const {
+  if (in_.profile.any_order) return;
+  while (plan.serving_pieces > 0 && plan.serving_pieces < most_pieces() &&
+         plan.peak_memory + kHugePage <= in_.budget.memory) {
+    plan.serving_pieces += kHugePage / StoredShards::kPiece;
+    plan.bytes[index(Tier::kHost)][index(Purpose::kStaging)] += kHugePage;
+    plan.peak_memory += kHugePage;
+  }
 }
 
 Tiers::Bytes Tiers::bytes(const Plan& plan, const Shape& shape, const Footprint& footprint,

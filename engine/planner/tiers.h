@@ -86,7 +86,9 @@ class Tiers {
   UnitPlan place(UnitId unit, Tier rest, std::size_t groups, Tier updated_on) const;
   bool is_fixed(const UnitPlan& plan, Part part) const;
   std::size_t slots(const Shape& shape, const Footprint& footprint) const;
+  std::size_t most_pieces() const;
   std::size_t pieces(const Shape& shape, const Footprint& footprint) const;
+  void add_pieces(Plan& plan) const;
   static std::size_t host_slots(const Shape& shape, const Footprint& footprint) {
     return footprint.cpu_streamed > 0 ? shape.host_slots : 0;
   }
