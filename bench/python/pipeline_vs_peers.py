@@ -4,7 +4,8 @@
 transformers in sluice.torch.Pipeline (also with a tied head) and in torch.distributed.pipelining over Gloo; and beside them one rank of
 Sluice with as many threads, which computes as much without a bubble.
 
-    sluice half      1F1B with the disk, and half of the memory that a rank of PyTorch's 1F1B took in this round as the budget
+    sluice half ...  one of Sluice's orders ("sluice half 1f1b") with the disk, and half of the memory that a rank of PyTorch's 1F1B took in
+                     this round as the budget
     sluice narrow    with --dtype bf16: 1F1B, with parameters and the optimizer's state in bf16 without masters
     torch narrow     with --dtype bf16: the same, which is the least that PyTorch can do
 
@@ -34,8 +35,8 @@ def arguments():
                        cut="", sides="")
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="type of what is computed, by default f32")
     a = parser.parse_args()
-    if "sluice half" in a.sides.split(",") and "torch 1f1b" not in a.sides.split(","):
-        parser.error("--sides: 'sluice half' has half of the memory of 'torch 1f1b', which must be there, too")
+    if "sluice half" in a.sides and "torch 1f1b" not in a.sides.split(","):
+        parser.error("--sides: 'sluice half ...' has half of the memory of 'torch 1f1b', which must be there, too")
     return a
 
 
@@ -184,12 +185,15 @@ def measure(a, folder):
         for side in ("wrapped", "torch") if order in ORDERS_OF_TORCH else ():
             sides[f"{side} {order}"] = lambda side=side, order=order: torch_side(a, side, order, ends)
     if not a.sides or "torch 1f1b" in a.sides.split(","):
-        add_half(sides, "sluice half", "torch 1f1b", lambda memory: sluice_side(
-            a, folder, tokens, *cut_of(a, "1f1b"), "--disk", f"{folder}:16GiB", memory=memory))
+        for order in ORDERS:
+            add_half(sides, f"sluice half {order}", "torch 1f1b", lambda memory, order=order: sluice_side(
+                a, folder, tokens, *cut_of(a, order), "--disk", f"{folder}:16GiB", memory=memory))
     if a.dtype == "bf16":
         sides["sluice narrow"] = lambda: sluice_side(a, folder, tokens, *cut_of(a, "1f1b"), "--state", "bf16", "--master", "none")
         sides["torch narrow"] = lambda: torch_side(a, "torch", "1f1b", ends, narrow=True)
     sides["wrapped 1f1b tied"] = lambda: torch_side(a, "wrapped", "1f1b", ends, tied=True)
+    if unknown := [name for name in a.sides.split(",") if a.sides and name not in sides]:
+        raise SystemExit(f"--sides: '{unknown[0]}' is none; with {a.dtype} there are {', '.join(sides)}")
     sides = {name: side for name, side in sides.items() if not a.sides or name in a.sides.split(",")}
     return {"cut": ends, "planned_step": planned["step_seconds"], "planned_bubble": planned["bubble"],
             "sides": medians(ran_by_turns(sides, a.rounds), a.micro * a.batch * a.seq)}
