@@ -76,6 +76,12 @@ def test_units_that_the_user_names_keep_their_names():
     assert units_in(model) == {"0": ["0.weight"], "0 (2)": ["0.bias"]}
 
 
+def test_modules_that_the_user_lists_are_units_of_their_own():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    wrap(model, "memory", units=["2", "0"])
+    assert units_in(model) == {"2": ["2.weight", "2.bias"], "0": ["0.weight", "0.bias"], "1": ["1.weight", "1.bias"]}
+
+
 def test_either_name_of_a_tied_parameter_will_do():
     model = Chain()
     model.last.weight = model.first.weight
@@ -122,7 +128,8 @@ def test_parameters_without_elements_stay_as_they_are():
     [
         (lambda x: x, {}, "no torch.nn.Module"),
         (torch.nn.Sequential(torch.nn.LazyLinear(4)), {}, "'0.weight' has no shape yet.*call the model once"),
-        (Chain(), {"units": ["first"]}, r"units are \['first'\]; a dict"),
+        (Chain(), {"units": "first"}, "units are 'first'; names of modules are needed, such as"),
+        (Chain(), {"units": ["first", ["last"]]}, r"units are \['first', \['last'\]\]; names of modules are needed"),
         (Chain(), {"param_groups": [{"lr": 1}]}, "a parameter group is {'lr': 1}.*'params'"),
         (Chain(), {"param_groups": ["first"]}, "a parameter group is 'first'.*a dict"),
         (Chain(), {"param_groups": [{"params": [(1, 2, 3)]}]}, r"a parameter group has \(1, 2, 3\), which is no parameter"),

@@ -26,7 +26,7 @@ from ._measures import UNMEASURED, FirstStep, FirstStepOnGpu
 from ._reproducible import check_reproducible, computing
 from ._stages import Cut
 from ._together import Together
-from ._units import Group, Roles, bytes_in_memory, find_units, held_at_least, held_by_calls, units_of
+from ._units import Group, Roles, bytes_in_memory, find_units, held_at_least, held_by_calls, named_units, units_of
 
 _OF_OTHERS = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "centered", "decoupled_weight_decay")
 
@@ -120,7 +120,7 @@ def prepare(
     reserve: Optional[Size] = None,
     sample_batch: Any = None,
     param_groups: Optional[Iterable[Any]] = None,
-    units: Optional[Mapping[str, Sequence[str]]] = None,
+    units: Any = None,
     threads: int = 0,
     held_units: int = 3,
     prefetch: int = 0,
@@ -147,7 +147,8 @@ def prepare(
     several = together.ranks is not None or together.planned is not None or cut is not None
     gpu = gpu_of(model, device_memory, device, several)
     by_calls = gpu is not None
-    of_stages = [find_units(model, units, by_calls)] if cut is None else cut.groups(units, by_calls)
+    named = named_units(units)
+    of_stages = [find_units(model, named, by_calls)] if cut is None else cut.groups(named, by_calls)
     if gpu is not None:
         gpu.give_back()
     all_units = [units_of(of_stage, roles, optimizer is not None) for of_stage in of_stages]

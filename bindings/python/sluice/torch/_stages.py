@@ -25,7 +25,7 @@ from ._gpu import CPU
 from ._homes import has_memory
 from ._moving import DRAWN
 from ._order import Lags, actions_of
-from ._units import Group, find_units, has_children, name_apart, names_of
+from ._units import Group, find_units, has_children, name_apart
 
 IDS = "input_ids"  # by which models of transformers know their tokens
 
@@ -129,12 +129,11 @@ class Cut:
         fewer = "fewer ranks" if self.chunks == 1 else "fewer chunks or ranks"
         raise InvalidArgumentError(f"{which} has the blocks {blocks}{lacks}: state another cut (stages=...), or {fewer}")
 
-    def groups(self, units: Optional[Mapping[str, Sequence[str]]], by_calls: bool) -> list[list[Group]]:
+    def groups(self, units: Optional[Mapping[str, list[str]]], by_calls: bool) -> list[list[Group]]:
         """The units of each chunk. units: the user's own, of which each is in one chunk; by_calls: see find_units()."""
         known = {id(p): name for name, p in self.model.named_parameters()}
-        of_chunks: list[dict[str, Sequence[str]]] = [{} for _ in self.names]
-        for unit, members in (units or {}).items():
-            names = names_of(unit, members)
+        of_chunks: list[dict[str, list[str]]] = [{} for _ in self.names]
+        for unit, names in (units or {}).items():
             has = [any(_is_in(name, own) or _is_in(own, name) for name in names for own in of_chunk) for of_chunk in self.names]
             if sum(has) > 1:
                 raise InvalidArgumentError(

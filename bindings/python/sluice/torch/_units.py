@@ -83,7 +83,7 @@ def units_of(groups: Sequence[Group], roles: Roles, train: bool) -> list[Unit]:
 
 def find_units(
     model: torch.nn.Module,
-    named: Optional[Mapping[str, Sequence[str]]] = None,
+    named: Optional[Mapping[str, list[str]]] = None,
     by_calls: bool = False,
     others: Iterable[int] = (),
 ) -> list[Group]:
@@ -108,17 +108,13 @@ def find_units(
 
 
 def _named(
-    model: torch.nn.Module, units: Mapping[str, Sequence[str]], names: Mapping[int, str], taken: set[int]
+    model: torch.nn.Module, units: Mapping[str, list[str]], names: Mapping[int, str], taken: set[int]
 ) -> list[Group]:
-    if not isinstance(units, Mapping):
-        raise InvalidArgumentError(
-            f"units are {units!r:.80}; a dict is needed: the unit's name -> names of modules or parameters"
-        )
     parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied parameter has several names
     found = []
     for unit, members in units.items():
         group, elements = Group(unit, []), 0
-        for member in names_of(unit, members):
+        for member in members:
             inside = [(n, p) for n, p in parameters.items() if n == member or n.startswith(member + ".")]
             if not inside:
                 raise InvalidArgumentError(f"the unit '{unit}' names '{member}', which is no module or parameter")
@@ -132,8 +128,21 @@ def _named(
     return found
 
 
-def names_of(unit: str, members: Any) -> list[str]:
-    """The names of modules or parameters of which the user makes a unit."""
+def named_units(units: Any) -> Optional[dict[str, list[str]]]:
+    """The units that the user names: a unit's name -> names of modules or parameters. Of a list each is a unit of its own."""
+    if units is None:
+        return None
+    if isinstance(units, (list, tuple)) and all(isinstance(member, str) for member in units):
+        units = {member: member for member in units}
+    if not isinstance(units, Mapping):
+        raise InvalidArgumentError(
+            f"units are {units!r:.80}; names of modules are needed, such as ['layers.0', 'layers.1'], or a dict of the unit's name -> "
+            "names of modules or parameters"
+        )
+    return {unit: _members(unit, members) for unit, members in units.items()}
+
+
+def _members(unit: str, members: Any) -> list[str]:
     if isinstance(members, str):
         return [members]
     names = list(members) if isinstance(members, Iterable) else [members]

@@ -46,7 +46,7 @@ def wrap(
     reserve: Optional[Size] = None,
     sample_batch: Any = None,
     param_groups: Optional[Iterable[Any]] = None,
-    units: Optional[Mapping[str, Sequence[str]]] = None,
+    units: Union[Mapping[str, Union[str, Sequence[str]]], Sequence[str], None] = None,
     threads: int = 0,
     held_units: int = 3,
     prefetch: int = 0,
@@ -82,7 +82,8 @@ def wrap(
     param_groups: what torch.optim takes, with keys of your own, and "params" also as names; trained parameters in none are in one more
         group, with the settings of `optimizer`. With Muon also "use_muon": whether matrices of the group are Muon's; without it they are,
         but for embeddings and the output head (which get_output_embeddings() returns).
-    units: the user's own units: name -> names of modules or parameters; the others are found.
+    units: the user's own units: names of modules, such as ["layers.0", "layers.1"], or a dict of a unit's name -> names of modules or
+        parameters; the others are found.
     threads: how many threads update; 0: as many as PyTorch uses, of several ranks at most a rank's share of the cores.
     held_units: the most units that are held at once.
     place: "memory" or "disk" (or "device", with device_memory) for everything, or a mapping; it is for tests and measurements.
