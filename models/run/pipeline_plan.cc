@@ -8,6 +8,8 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "core/bytes.h"
@@ -21,6 +23,9 @@ namespace {
 
 // The most cuts that are planned, for a model that hardly fits, before one fits.
 constexpr int kMostCuts = 20;
+constexpr int kMostBetterCuts = 10;  // that are planned once one fits
+// A section that takes so many times as long as it computes waits for its disk, or for other ranks.
+constexpr double kWaits = 1.02;
 
 // Returns the possible numbers of micro-batches per item, ascending.
 std::vector<std::size_t> group_sizes(const TrainSettings& s, std::size_t micro_batches) {
@@ -181,7 +186,7 @@ struct Whole {
   const optim::Optimizer& optimizer;
   const kernels::MatrixLibrary& library;
   const std::vector<engine::SectionSeconds>& seconds;  // by unit
-  const std::vector<engine::UnitRange>& cut;
+  std::vector<engine::UnitRange> cut;
 
   engine::Pipeline pipeline(std::size_t group) const {
     return {s.pipeline, sections_of(s), divide_up(plan.profile.micro_batches, group), s.chunks};
@@ -507,57 +512,199 @@ Tried try_cut(const Whole& whole, RunRanks& ranks, double longest) {
   return tried;
 }
 
+// A cut all of whose sections have plans.
+struct PlannedCut {
+  std::unique_ptr<Whole> whole;
+  Tried tried;
+  std::size_t chosen = 0;  // the number of a section's way
+  double step() const { return tried.pipeline.time.step; }
+};
+
+// Returns how many times as long as it computes a section takes by its plan: it may wait for its disk, or for
+// other ranks.
+double slowness(const PlannedCut& of, int section) {
+  const engine::Pipeline& pipeline = of.tried.pipeline.pipeline;
+  const Json& way = of.tried.sections[static_cast<std::size_t>(section)][of.chosen];
+  double planned = way.at("once")[0].get<double>() + way.at("once")[1].get<double>(), computed = 0;
+  for (const Json& chunk : way.at("seconds"))
+    planned += static_cast<double>(pipeline.items) * (chunk[0].get<double>() + chunk[1].get<double>());
+  for (const engine::UnitRange& range : of.tried.pipeline.units(section))
+    for (engine::UnitId unit = range.first; unit < range.end; ++unit)
+      computed += of.whole->seconds[unit].forward + of.whole->seconds[unit].backward;
+  return planned / (static_cast<double>(of.whole->plan.profile.micro_batches) * computed);
+}
+
+// Returns what units take by these plans.
+std::vector<engine::SectionSeconds> seconds_by_plans(const PlannedCut& of) {
+  std::vector<engine::SectionSeconds> seconds = of.whole->seconds;
+  for (int section = 0; section < of.tried.pipeline.pipeline.sections; ++section) {
+    const double times = slowness(of, section);
+    for (const engine::UnitRange& range : of.tried.pipeline.units(section))
+      for (engine::UnitId unit = range.first; unit < range.end; ++unit)
+        for (double engine::SectionSeconds::*const each :
+             {&engine::SectionSeconds::forward, &engine::SectionSeconds::backward,
+              &engine::SectionSeconds::weights})
+          seconds[unit].*each *= times;
+  }
+  return seconds;
+}
+
+// Returns the cuts in which the section that waits least for others gives away a unit of one of its chunks.
+std::vector<std::vector<engine::UnitRange>> relieved(const PlannedCut& of) {
+  const engine::Pipeline& pipeline = of.tried.pipeline.pipeline;
+  const std::vector<double>& busy = of.tried.pipeline.time.busy;
+  const int busiest = static_cast<int>(std::ranges::max_element(busy) - busy.begin());
+  std::vector<std::vector<engine::UnitRange>> cuts;
+  const std::vector<engine::UnitRange>& cut = of.whole->cut;
+  for (std::size_t chunk = 0; chunk < pipeline.chunks && slowness(of, busiest) > kWaits; ++chunk) {
+    const std::size_t at = pipeline.number(busiest, chunk);
+    const auto first_block = std::max<engine::UnitId>(cut[at].first, 1);
+    const auto end_block = std::min(cut[at].end, cut.back().end - 1);
+    if (end_block - first_block < 2) continue;
+    if (at > 0) {
+      cuts.push_back(cut);
+      cuts.back()[at - 1].end = ++cuts.back()[at].first;
+    }
+    if (at + 1 < cut.size()) {
+      cuts.push_back(cut);
+      cuts.back()[at + 1].first = --cuts.back()[at].end;
+    }
+  }
+  return cuts;
+}
+
+// Finds a cut by planning several. Rates measured on each rank would give a different cut on each, so the
+// first rank's are tried.
+class CutSearch {
+ public:
+  CutSearch(const PlanResult& plan, const TrainSettings& s, const Model& model,
+            const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library, RunRanks& ranks,
+            double longest)
+      : plan_(plan),
+        s_(s),
+        model_(model),
+        optimizer_(optimizer),
+        library_(library),
+        ranks_(ranks),
+        longest_(longest),
+        seconds_(engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates)) {
+    for (int section = 0; section < sections_of(s); ++section) {
+      const double message = engine::link_seconds(plan.profile.border_gradient_bytes,
+                                                  link_between(s, section, (section + 1) % sections_of(s)));
+      // All messages of a cut are assumed to take the time of the slowest link.
+      for (engine::SectionSeconds& unit : seconds_) unit.message = std::max(unit.message, message);
+    }
+  }
+
+  // The cut whose longest section computes shortest, of those that fit; nothing where its step cannot be
+  // shorter than `longest`.
+  std::optional<PlannedCut> first() {
+    std::optional<Tried> misfit;
+    for (int cuts = 0;; ++cuts) {
+      const bool is_over = misfit && (tries_one_cut(s_) || cuts == kMostCuts);
+      const std::string text = is_over ? "" : next(seconds_);
+      if (text.empty()) refuse(*misfit, s_, cuts);
+      PlannedCut found = planned(text, longest_);
+      if (found.tried.sections.empty()) return std::nullopt;
+      const bool fits = keep_misfits(found.tried);
+      if (!fits && found.tried.is_partly) return std::nullopt;
+      if (fits && choose_way(found)) return found;
+      if (fits && found.tried.is_partly) return std::nullopt;
+      if (fits) refuse(found.tried, s_, cuts + 1);
+      if (!misfit) misfit = std::move(found.tried);
+    }
+  }
+
+  // Goes on to cuts whose steps are shorter by their plans.
+  void improve(PlannedCut& best) {
+    for (int cuts = 0; !s_.stages && cuts < kMostBetterCuts; ++cuts) {
+      const std::string text = ranks_.from_first(ranks_.is_first() ? another(best) : "");
+      if (text.empty()) return;
+      PlannedCut found = planned(text, best.step());
+      if (found.tried.sections.empty()) continue;  // its step cannot be shorter
+      if (!misfits_of(found.tried).empty() && found.tried.is_partly) continue;
+      if (keep_misfits(found.tried) && choose_way(found) && found.step() < (1 - kBetter) * best.step())
+        best = std::move(found);
+    }
+  }
+
+ private:
+  static constexpr double kBetter = 0.005;
+
+  // A cut that was not tried, by what units take by the plans of this one; nothing where none is left.
+  std::string another(const PlannedCut& of) const {
+    std::vector<std::vector<engine::UnitRange>> cuts = relieved(of);
+    cuts.insert(cuts.begin(), choose_cut(plan_, s_, model_, optimizer_, seconds_by_plans(of), misfits_));
+    for (const std::vector<engine::UnitRange>& cut : cuts)
+      if (const std::string text = engine::to_text(cut); !text.empty() && !tried_.contains(text)) return text;
+    return "";
+  }
+
+  // Nothing where no cut is left.
+  std::string next(const std::vector<engine::SectionSeconds>& seconds) {
+    return ranks_.from_first(
+        ranks_.is_first() ? engine::to_text(choose_cut(plan_, s_, model_, optimizer_, seconds, misfits_))
+                          : "");
+  }
+
+  PlannedCut planned(const std::string& text, double longest) {
+    tried_.insert(text);
+    PlannedCut of;
+    of.whole = std::make_unique<Whole>(Whole{plan_, s_, model_, optimizer_, library_, seconds_,
+                                             engine::parse_cut(text, model_.units().size() - 2)});
+    of.tried = try_cut(*of.whole, ranks_, longest);
+    return of;
+  }
+
+  // Whether each section has a plan.
+  bool keep_misfits(Tried& tried) {
+    const std::vector<Misfit> found = misfits_of(tried);
+    if (found.empty()) return true;
+    misfits_.insert(misfits_.end(), found.begin(), found.end());
+    tried.here.clear();
+    return false;
+  }
+
+  bool choose_way(PlannedCut& of) const {
+    const std::optional<std::size_t> chosen =
+        choose(of.tried.sections, plan_.profile.micro_batches, of.tried.pipeline);
+    of.chosen = chosen.value_or(0);
+    return chosen.has_value();
+  }
+
+  const PlanResult& plan_;
+  const TrainSettings& s_;
+  const Model& model_;
+  const optim::Optimizer& optimizer_;
+  const kernels::MatrixLibrary& library_;
+  RunRanks& ranks_;
+  const double longest_;
+  std::vector<engine::SectionSeconds> seconds_;  // that units compute
+  std::vector<Misfit> misfits_;
+  std::set<std::string> tried_;
+};
+
 }  // namespace
 
 std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, const Model& model,
                                     const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
                                     RunRanks& ranks, double longest) {
-  std::vector<engine::SectionSeconds> seconds =
-      engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates);
-  for (int section = 0; section < sections_of(s); ++section) {
-    const double message = engine::link_seconds(plan.profile.border_gradient_bytes,
-                                                link_between(s, section, (section + 1) % sections_of(s)));
-    // All messages of a cut are assumed to take the time of the slowest link.
-    for (engine::SectionSeconds& unit : seconds) unit.message = std::max(unit.message, message);
-  }
-  std::vector<Misfit> misfits;
-  std::optional<Tried> first;
-  for (int cuts = 0;; ++cuts) {
-    // Rates measured on each rank would give a different cut on each, so the first one's is used.
-    const bool is_over = first && (tries_one_cut(s) || cuts == kMostCuts);
-    const std::string cut =
-        ranks.from_first(ranks.is_first() && !is_over
-                             ? engine::to_text(choose_cut(plan, s, model, optimizer, seconds, misfits))
-                             : "");
-    if (cut.empty()) refuse(*first, s, cuts);
-    const std::vector<engine::UnitRange> units = engine::parse_cut(cut, model.units().size() - 2);
-    const Whole whole{plan, s, model, optimizer, library, seconds, units};
-    Tried tried = try_cut(whole, ranks, longest);
-    if (tried.sections.empty()) return nullptr;
-    const std::vector<Misfit> found = misfits_of(tried);
-    if (!found.empty() && tried.is_partly) return nullptr;
-    if (!found.empty()) {
-      misfits.insert(misfits.end(), found.begin(), found.end());
-      tried.here.clear();
-      if (!first) first = std::move(tried);
-      continue;
-    }
-    const std::optional<std::size_t> chosen =
-        choose(tried.sections, plan.profile.micro_batches, tried.pipeline);
-    if (!chosen && tried.is_partly) return nullptr;
-    if (!chosen) refuse(tried, s, cuts + 1);
-    Way way = tried.here.front()->take_way(*chosen);
-    plan.request.group = way.plan->group;
-    plan.profile = std::move(way.profile);
-    plan.plan = *std::move(way.plan);
-    plan.pipeline = std::move(tried.pipeline);
-    set_links(s, s.ranks.rank, plan.rates);
-    if (ranks.size() > 1) agree(plan, optimizer, ranks);
-    plan.plan.step_bytes_from_hosts =
-        bytes_from_hosts(tried.sections, *chosen, *plan.pipeline, s, plan.plan.step_bytes_from_hosts,
-                         plan.profile.micro_batches * plan.profile.border_gradient_bytes);
-    return tried.here.front()->take_model();
-  }
+  CutSearch search(plan, s, model, optimizer, library, ranks, longest);
+  std::optional<PlannedCut> planned = search.first();
+  if (!planned) return nullptr;
+  search.improve(*planned);
+  Tried& tried = planned->tried;
+  Way way = tried.here.front()->take_way(planned->chosen);
+  plan.request.group = way.plan->group;
+  plan.profile = std::move(way.profile);
+  plan.plan = *std::move(way.plan);
+  plan.pipeline = std::move(tried.pipeline);
+  set_links(s, s.ranks.rank, plan.rates);
+  if (ranks.size() > 1) agree(plan, optimizer, ranks);
+  plan.plan.step_bytes_from_hosts =
+      bytes_from_hosts(tried.sections, planned->chosen, *plan.pipeline, s, plan.plan.step_bytes_from_hosts,
+                       plan.profile.micro_batches * plan.profile.border_gradient_bytes);
+  return tried.here.front()->take_model();
 }
 
 std::vector<engine::UnitRange> PipelinePlan::units(int section_of) const {
