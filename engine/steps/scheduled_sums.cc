@@ -132,7 +132,7 @@ void ScheduledEngine::swap_uses() {
   };
   TransferGroup group;
   c.sections->swap_uses(elements(twin_->own_use), elements(twin_->other_use()), group);
-  c.wait_for_ranks("the gradient of " + c.name_of(unit) + " in another section", group);
+  c.wait_for_ranks("the gradient of " + c.name_of(unit) + " on another pipeline stage", group);
 }
 
 // Adds the further uses to the first one, for the elements that this rank updates.
