@@ -16,8 +16,8 @@ struct BestCheckpoint {
   double validation_loss = 0;
 };
 
-// What a checkpoint records of its validation. `judge` identifies the data and the number of batches; losses
-// of different judges are never compared. A loss that is not finite is recorded as none.
+// Returns the record of a validation, which a checkpoint contains. `judge` identifies the data and the number
+// of batches; losses of different judges are never compared. A loss that is not finite is recorded as none.
 Json validation_record(double loss, const Json& judge);
 
 // Returns the checkpoint with the least validation loss (the oldest of equal ones) among those with the judge

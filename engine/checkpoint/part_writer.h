@@ -47,7 +47,7 @@ class PartWriter {
 
   // Whether write() would do anything with these bytes.
   bool concerns(std::uint64_t begin, std::uint64_t end) const { return parts_.concerns(rank_, begin, end); }
-  // Takes the bytes of the file from `offset` on. Those that this rank neither writes nor has to send are
+  // Takes the bytes of the file from `offset` on. Bytes that this rank neither writes nor has to send are
   // left out. Throws Error(kIo) where a write or a message failed.
   void write(std::uint64_t offset, std::span<const std::byte> bytes);
   // Waits until all is written and sent, and gives the buffers back. Returns the sums of this rank's blocks,

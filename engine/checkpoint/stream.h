@@ -92,7 +92,7 @@ class WriteBehind {
   // disk blocks or is not aligned to kDiskBlock.
   WriteBehind(offload::File& file, std::span<std::byte> buffer);
   void add(std::span<const std::byte> bytes);  // behind what was added before
-  // Sets the file offset of the bytes that are added next. What was added before is padded with zeros to a
+  // Sets the file offset of the bytes that are added next. The bytes added before are padded with zeros to a
   // whole disk block. REQUIRES: the offset is a multiple of kDiskBlock.
   void go_to(std::uint64_t offset);
   // Writes the rest, with the same padding, and waits for everything.

@@ -3,7 +3,7 @@
 
 namespace sluice::engine {
 
-// The tier that is computed on where the CPU computes. What is on that tier is always present; a plan says
+// The tier that is computed on where the CPU computes. Contents on that tier are always present; a plan says
 // which tier it is (UnitPlan::compute).
 inline constexpr allocator::Tier kCpuTier = allocator::Tier::kHost;
 

@@ -14,7 +14,7 @@ namespace sluice::engine {
 struct BetweenGpus {
   double bytes_a_second = 0;  // of the slowest one; 0: none pass
   std::string problem = {};   // why not
-  // What carries them; null: GPUs read each other's memory.
+  // Carries the bytes; null: GPUs read each other's memory.
   std::unique_ptr<comm::Nccl> nccl = {};
   std::uint64_t nccl_bytes = 0;  // of the GPU's memory, which NCCL has taken
 };
@@ -26,7 +26,7 @@ inline constexpr int kMostBetweenGpus = kernels::DeviceSum::kMostRanks;
 // comm::Communicator::exchange().
 BetweenGpus measure_reads_between_gpus(comm::Communicator& communicator, Device& device, std::uint64_t bytes,
                                        const std::string& refused);
-// The same for messages by NCCL, between hosts, too. What NCCL takes of the GPU's memory comes on top.
+// The same for messages by NCCL, between hosts, too. The GPU memory that NCCL takes comes on top.
 BetweenGpus measure_nccl(comm::Communicator& communicator, Device& device, std::uint64_t bytes,
                          const std::string& refused);
 

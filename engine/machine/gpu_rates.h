@@ -9,7 +9,7 @@
 
 namespace sluice::engine {
 
-// What is measured, and the memory for it, which only a ledger of its own counts: at most 256 MiB of the
+// The inputs of a measurement, and its memory, which only a ledger of its own counts: at most 256 MiB of the
 // GPU's, and 128 MiB and four times the host's largest cache, and at most device_bytes and host_bytes.
 struct GpuWork {
   Device& device;

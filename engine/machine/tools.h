@@ -8,7 +8,7 @@
 
 namespace sluice::engine {
 
-// What a run computes and does I/O with; made before anything large is allocated.
+// A run's threads and libraries for computing and I/O; made before anything large is allocated.
 struct Tools {
   Tools(int thread_count, const offload::IoOptions& how);
   Threads threads;

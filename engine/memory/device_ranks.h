@@ -57,7 +57,7 @@ class DeviceRanks {
     // `out` then names all that others read. The same on all ranks.
     bool may_share = false;
     UnitId unit = 0;
-    // What follows is called for each part of a stripe, and so with elements of one shard.
+    // The functions below are called for each part of a stripe, and so with elements of one shard.
     // In host memory. begin() starts the collective on some elements, which are all that `array` has; it is
     // called only where ranks do not share their pieces. end() processes the elements after the exchange,
     // before they are copied back, and leaves results in `array`. of_ranks: where pieces are shared, the
@@ -73,14 +73,14 @@ class DeviceRanks {
         make = {};
     std::function<void(ElementRange elements, std::span<const double> squares)> made = {};
   };
-  // What the ranks agree on before they have plans.
+  // The ways of exchange on which the ranks agree before they have plans.
   struct Meeting {
     bool on_gpus = false;    // some units may be exchanged on the GPUs
     bool may_share = false;  // ranks may read some units in each other's host memory
     bool by_nccl = false;    // on the GPUs NCCL sends what others need
   };
 
-  // threads: the host's compute threads, for copies in host memory. What is referred to outlives the object.
+  // threads: the host's compute threads, for copies in host memory. All referenced objects outlive this one.
   DeviceRanks(const Layout& layout, Of of, Meeting meeting, DeviceWork& gpu, Threads& threads,
               ByNccl by_nccl = {});
   ~DeviceRanks();  // waits until all added calls have completed
@@ -150,7 +150,7 @@ class DeviceRanks {
   void leave(const std::shared_ptr<Piece>& piece);
   void leave_in_host(Piece& piece);
   void leave_on_gpu(Piece& piece);
-  // What each rank makes of a stripe: its shard's part, or a share where the unit is not partitioned.
+  // Returns each rank's part of a stripe: its shard's, or a share of a unit that is not partitioned.
   std::vector<Stripe::Part> shares(const Piece& piece) const;
   void sum_by_nccl(const Piece& piece);
   void gather_by_nccl(const Piece& piece);

@@ -27,7 +27,7 @@ class DeviceWork {
  public:
   using Memory = std::span<const std::byte>;  // GPU memory, or registered host memory
   enum class Use : std::uint8_t { kRead, kWrite };
-  // What a copy is of, which chooses its stream. The update of a unit occupies the link for tens of
+  // The kind of a copy, which chooses its stream. The update of a unit occupies the link for tens of
   // milliseconds, chunk by chunk (kChunks): a gradient for which the CPU waits, or a unit for which the
   // client waits, must not queue behind that. A number that the caller reads (kNumbers) is ready only when
   // the client has computed it: other copies would wait behind it, and on the client's stream its copy would

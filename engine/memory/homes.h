@@ -95,7 +95,7 @@ class Homes {
   // The other holdings that are now in the frames assigned to this one.
   virtual std::vector<HoldingId> in_the_way(HoldingId /*holding*/) const { return {}; }
 
-  // What a client may access. Calls of view() and conceal() come in pairs. arrange() then moves pages where
+  // Each view() begins an access of the client, which a conceal() ends. arrange() then moves pages where
   // needed. REQUIRES, for arrange(): the holding is present, and no transfer of it is in flight.
   virtual void view(HoldingId holding, bool writable) = 0;
   virtual void conceal(HoldingId holding, bool writable) = 0;

@@ -41,7 +41,7 @@ class NcclTurns {
   std::mutex turn_;  // of rank 0's threads; of others', while they ask
 };
 
-// What sends messages, and the turns of those who use it.
+// A communicator of NCCL, and the turns of its users.
 struct ByNccl {
   comm::Nccl* nccl = nullptr;  // null: nothing is sent by NCCL
   NcclTurns* turns = nullptr;  // null: nobody else uses `nccl`

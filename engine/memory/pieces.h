@@ -76,7 +76,7 @@ class Pieces {
   };
   struct Piece {
     std::byte* data = nullptr;
-    std::optional<Key> key;   // what it has, or is brought; nullopt: nothing readable
+    std::optional<Key> key;   // its contents, or ones that are on the way; nullopt: nothing readable
     bool busy = false;        // being filled or lent
     int uses = 0;             // in progress
     int given = 0;            // how often its contents were given to readers

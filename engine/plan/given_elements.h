@@ -9,8 +9,8 @@
 
 namespace sluice::engine {
 
-// What each rank gives of its buffer for a use of a unit's gradient, by unit and use, where ranks compute
-// parts of layers (Profile::written). Null: each gives all of it.
+// By unit and use of its gradient, the elements of the buffer that each rank gives to the sum, where ranks
+// compute parts of layers (Profile::written). Null: each rank gives all.
 using GivenElements = std::vector<std::vector<std::shared_ptr<const comm::Given>>>;
 GivenElements given_elements(const Layout& layout, const Profile& profile, const RankOf& ranks);
 

@@ -42,8 +42,8 @@ class MicroBatchSums {
 // together.
 std::vector<std::size_t> gradient_buffers(const Profile& profile, const MicroBatchSums& sums,
                                           std::size_t group);
-// Within an access there may be more sums than buffers. What memory these take, for the accesses that are
-// held together.
+// Within an access there may be more sums than buffers. Returns the memory of these sums, for the accesses
+// that are held together.
 std::size_t sums_bytes(const Profile& profile, const Layout& layout, const MicroBatchSums& sums);
 
 }  // namespace sluice::engine

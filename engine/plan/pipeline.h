@@ -38,7 +38,7 @@ struct Pipeline {
   bool ends(int section, std::size_t chunk) const { return number(section, chunk) + 1 == all_chunks(); }
 };
 
-// What a section does next. Receives and sends are begun, and not waited for: see awaited_by().
+// One action of a section. Receives and sends are begun, and not waited for: see awaited_by().
 struct Action {
   enum class Kind : std::uint8_t {
     kReceiveInput,
@@ -56,14 +56,14 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
-// What section number `section` does in a step. Actions of a kind and chunk ascend by items, so gradients are
-// added in the order of micro-batches, and messages need no numbers. Receives stand where their buffer
-// becomes free, the first ones before all else.
+// Returns the actions of section number `section` in a step. Actions of a kind and chunk ascend by items, so
+// gradients are added in the order of micro-batches, and messages need no numbers. Receives stand where their
+// buffer becomes free, the first ones before all else.
 std::vector<Action> actions_of(const Pipeline& pipeline, int section);
 
-// The receives and sends of the section that must have ended before it does this: what brings the item's
-// input to its forward pass, or the gradient of its output to its backward pass; and what takes away what is
-// in the buffer that the action fills.
+// Returns the receives and sends of the section that must have ended before this action: the receive of the
+// item's input for its forward pass, or of its output's gradient for its backward pass; and the send that
+// empties the buffer that the action fills.
 std::vector<Action> awaited_by(const Pipeline& pipeline, int section, const Action& action);
 
 // How many buffers a section has for what goes to other sections: the outputs of forward passes; and

@@ -46,8 +46,8 @@ inline constexpr std::size_t kUnitsThatWait = 1;
 struct RankOf {
   int rank = 0, size = 1;
   std::vector<int> hosts = {};  // as of comm::Hosts: by rank; none: all are on one
-  // How many of them compute a micro-batch together: pieces of its layers, or parts of its sequences. What
-  // they must do in the same order is the same in their plans. And how many of these have the same rows; with
+  // How many of them compute a micro-batch together: pieces of its layers, or parts of its sequences. Their
+  // plans agree on all that they must do in the same order. And how many of these have the same rows; with
   // PlanRequest::reproducible they are size / alike apart.
   int together = 1, alike = 1;
   std::vector<int> parts = {};  // by rank: the part of each layer that it computes; none: all of it
@@ -67,12 +67,12 @@ struct RankOf {
 // or there, from where each GPU copies them.
 enum class ShardPlace : std::uint8_t { kGpu, kPassed, kHost };
 
-// What the user fixes; the planner chooses the rest.
+// The choices that the user fixes; the planner makes the others.
 struct PlanRequest {
   RankOf ranks;
-  // What is partitioned over the ranks (ZeRO, Rajbhandari et al. 2020): 0: nothing; 1: the optimizer's state
-  // and the masters; 2: also final gradients that wait for their update; 3: also parameters. Nothing: chosen,
-  // unit by unit.
+  // The stage of partitioning over the ranks (ZeRO, Rajbhandari et al. 2020): 0: nothing; 1: the optimizer's
+  // state and the masters; 2: also final gradients that wait for their update; 3: also parameters. Nothing:
+  // chosen, unit by unit.
   std::optional<std::size_t> stage;
   // The stage of each unit, where ranks have agreed on that; empty: as above. Units that are updated together
   // have the same.
@@ -114,8 +114,8 @@ struct UnitPlan {
   // which follows at once; or, on the tier kRanks, until it is final, and then this rank's shard of it is
   // kept in memory. It is not resident.
   bool gradient_stored = true;
-  // What waits for the update is this rank's shard: in the memory that is computed on (on the tier kRanks),
-  // on disk, or, where a GPU computes, in host memory.
+  // Only this rank's shard of the gradient waits for the update: in the memory that is computed on (on the
+  // tier kRanks), on disk, or, where a GPU computes, in host memory.
   bool gradient_in_shards = false;
   // Of parameters on the tier kRanks: this rank's shard is on disk, else in memory: of the processor that
   // updates it.
@@ -151,8 +151,8 @@ struct UnitPlan {
   bool operator==(const UnitPlan&) const = default;
 };
 
-// What of a step a GPU's plan knows: seconds that each takes alone, all of them beside what the client
-// computes on the GPU; and what a step takes with all of that (see walk_on_gpu()).
+// The predicted seconds of a step on a GPU: of each kind of work alone, all of it beside the client's
+// computing on the GPU; and of the step with all of that (see walk_on_gpu()).
 struct DeviceTime {
   double link = 0;                          // for copies between the GPU and the host
   double gpu_updates = 0, cpu_updates = 0;  // for updates by each
@@ -160,11 +160,11 @@ struct DeviceTime {
   double ranks = 0;       // for what comes from other ranks through host memory
   GpuRates rates;         // by which these seconds were found,
   double cpu_memory = 0;  // and MachineRates::memory_bandwidth
-  // What the client computes in a step, as it has stated or measured that; nothing: not known, which counts
-  // as none in `step`.
+  // The client's computing in a step, as the client has stated or measured it; nothing: not known, which
+  // counts as none in `step`.
   std::optional<double> computing = {};
   double step = 0;
-  // What a step takes at least without computing, and what a step is bound by.
+  // The least seconds of a step without computing; below, the name of the kind of work that bounds it.
   double least() const { return std::max({link, gpu_updates, cpu_updates, disk, ranks}); }
   double wait() const { return std::max(0.0, step - computing.value_or(0)); }
   const char* bound() const;
@@ -175,8 +175,8 @@ struct StepTime {
   double compute = 0, optimizer = 0, disk = 0, link = 0;  // seconds that each takes alone
   double transfers = 0;  // seconds of all cores for transfers beside computing
   double step = 0;
-  // Those of `step` that are for what a step has once, however many micro-batches it has: updates, with what
-  // is waited for them; and waiting for sums over ranks.
+  // The seconds of `step` that do not depend on the number of micro-batches: of updates, with waiting for
+  // them; and of waiting for sums over ranks.
   double updates = 0, sums = 0;
   double passes() const { return std::max(0.0, step - updates - sums); }
   // Rounding may leave a difference below 0.
@@ -201,13 +201,13 @@ struct Plan {
   std::size_t extents = 0;
   std::size_t chunk_elements = 0;  // in a chunk of a streamed update; a multiple of kChunkGrain
   std::size_t staging_slots = 0;
-  // In host memory, where a GPU computes and the CPU updates: for what passes through there.
+  // Staging slots in host memory, where a GPU computes and the CPU updates.
   std::size_t host_slots = 0;
   std::string updates_because;     // where a GPU computes: what updates, and why
   std::size_t serving_pieces = 0;  // through which shards of parameters on disk are read; see StoredShards
-  // Through which what other hosts have of parameters comes to the ranks of this one; see RelayedShards.
+  // The memory through which parameters from other hosts come to the ranks of this one; see RelayedShards.
   std::size_t relay_pieces = 0, relay_piece_bytes = 0;
-  // Of this rank's GPU, from where others copy shards of parameters that are in host memory.
+  // The memory of this rank's GPU from which others copy shards of parameters that are in host memory.
   std::size_t passing_places = 0, passing_place_bytes = 0;
   std::size_t activation_bytes = 0, workspace_bytes = 0;
   std::size_t sums_bytes = 0;  // for gradients that wait to be added within an access; see Gradients
@@ -220,13 +220,13 @@ struct Plan {
   std::uint64_t device_bytes = 0;                             // of a GPU's memory
   std::uint64_t step_bytes_in = 0, step_bytes_out = 0;        // to a GPU, and from it
   std::uint64_t step_bytes_read = 0, step_bytes_written = 0;  // from and to the disk tier
-  // Where ranks that fetch a shard of parameters on disk come so far apart that each reads it.
+  // The bytes read where ranks that fetch a shard of parameters on disk are so far apart that each reads it.
   std::uint64_t step_bytes_read_apart = 0;
-  // What this rank receives from others, and its host from other hosts.
+  // The bytes that this rank receives from other ranks, and its host from other hosts.
   std::uint64_t step_bytes_received = 0, step_bytes_from_hosts = 0;
-  // Those of the former that other sections of a pipeline send; the others are gradients and parameters.
+  // Of the former, the bytes that other sections of a pipeline send; the others are gradients and parameters.
   std::uint64_t step_bytes_from_sections = 0;
-  // And those that come while layers are computed, from ranks that have other pieces of them.
+  // And the bytes that come while layers are computed, from ranks that have other pieces of them.
   std::uint64_t step_bytes_of_layers = 0;
   std::uint64_t step_bytes_of_data() const {
     return step_bytes_received - step_bytes_from_sections - step_bytes_of_layers;
@@ -234,7 +234,7 @@ struct Plan {
   bool knows_link = false;  // whether it is known what joins the ranks
   StepTime time;            // where the CPU computes
   DeviceTime device_time;   // where a GPU does
-  // What a step takes its time from: the disk, the link to other ranks, or the cores.
+  // Names the resource that bounds a step: the disk, the link to other ranks, or the cores.
   const char* bound() const {
     const double cores = time.compute + time.optimizer + time.transfers;
     if (time.link > std::max(cores, time.disk)) return "link";

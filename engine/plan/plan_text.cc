@@ -139,7 +139,7 @@ double bytes_per_day(const Plan& plan) {
   return plan.time.step > 0 ? static_cast<double>(plan.step_bytes_written) * 86400 / plan.time.step : 0;
 }
 
-// What comes for several reasons, by reason.
+// Lists the received bytes by their reason, where there are several.
 std::string received_along(const Plan& plan) {
   std::string text;
   const auto add = [&](std::uint64_t bytes, const char* what) {

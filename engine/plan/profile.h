@@ -39,7 +39,7 @@ struct Work {
 struct ActivationChoice {
   std::string name;                 // "none", "full", or the ops that are recomputed, joined by +
   std::size_t kept_bytes = 0;       // without the unit's input, which is always kept
-  Work again;                       // what backward computes again
+  Work again;                       // forward work that backward repeats
   std::size_t workspace_bytes = 0;  // for its forward and backward passes
   std::size_t forward_steps = 1, backward_steps = 1;  // how often the client lets updates go on
   // Where gradients of weights have a pass of their own: what is kept for it from forward, beside kept_bytes,
@@ -65,7 +65,8 @@ struct WholeStep {
   std::size_t kept_for_weights = 0, left_for_weights = 0;
   struct Part {
     std::size_t item = 0;  // that the access is for
-    // What of the unit is computed meanwhile. Where weights have a pass of their own, it is not in backward.
+    // The unit's passes that are computed meanwhile. Gradients of weights with a pass of their own are not in
+    // backward.
     bool forward = false, backward = false, weights = false;
   };
   std::vector<Part> parts;  // by access
@@ -84,7 +85,7 @@ struct Twin {
 // computes (RankOf::parts).
 using WrittenElements = std::vector<comm::Given::OfRank>;
 
-// What the planner must know of a model: sizes only, found without allocating anything.
+// A model as the planner needs it: sizes only, found without allocating anything.
 struct Profile {
   std::vector<UnitSpec> units;
   std::vector<UnitProfile> unit_profiles;
@@ -116,8 +117,8 @@ struct Profile {
 inline constexpr std::size_t kMostItems = 4096;
 Profile in_pipeline(const Profile& of_section, const Pipeline& pipeline, int section, std::size_t group);
 
-// What is there of activations, and of what goes from unit to unit, with these choices by unit, where so many
-// micro-batches pass through a unit together.
+// Returns the bytes of activations, and of arrays that units hand on, with these choices by unit, where so
+// many micro-batches pass through a unit together.
 std::size_t activation_bytes(const Profile& profile, std::span<const std::size_t> choices, std::size_t group);
 // The part of a unit, of one micro-batch of each of so many items, by what is there of them.
 struct ItemsHeld {
@@ -148,8 +149,8 @@ std::vector<int> gradient_uses(const Profile& profile);
 std::vector<std::size_t> recompute_levels(const Profile& profile, const std::optional<std::string>& asked);
 // The type of a unit's final gradients: in any order f32, since they can be kept and added to.
 Dtype final_gradient_type(const Profile& profile, UnitId unit);
-// What so many elements of a final gradient take on disk, or a part of them beside a GPU, in whole blocks, of
-// which there is one at least.
+// Returns the bytes of so many elements of a final gradient on disk, or of a part of them beside a GPU: whole
+// blocks, at least one.
 std::size_t final_gradient_bytes(std::size_t elements, Dtype type);
 
 }  // namespace sluice::engine

@@ -18,7 +18,7 @@ struct ProductRate {
   double flops = 0;
 };
 
-// What joins a rank, or a host, to the others.
+// A link that joins a rank, or a host, to the others.
 struct Link {
   double bandwidth = 0;  // bytes a second, in each direction at once
   double latency = 0;    // seconds until the first byte of an answer
@@ -64,10 +64,10 @@ struct MachineRates {
   // The same for each byte from another rank. Where a GPU computes, one thread does nothing but that.
   double rank_processor_seconds = 0;
   int cores = 1;
-  // What joins the ranks that share gradients and parameters, or of several hosts these; nothing: what is
-  // sent takes no time. And of several hosts what joins the ranks of one.
+  // The link between ranks that share gradients and parameters, or, with several hosts, between the hosts;
+  // nothing: sends take no time. And, with several hosts, the link between the ranks of one host.
   std::optional<Link> link, host_link;
-  std::optional<Link> layer_link;  // what joins those that compute pieces of the same layers
+  std::optional<Link> layer_link;  // between ranks that compute pieces of the same layers
   GpuRates gpu;
   // Bytes under way in one direction that reach these rates.
   std::size_t disk_in_flight = std::size_t{16} << 20;

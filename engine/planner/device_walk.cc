@@ -65,9 +65,9 @@ class WalkOnGpu {
     double amount = 0;  // seconds, or bytes
   };
   enum class Kind : std::uint8_t { kFetch, kLeave, kLeaveEarlier, kChunk };
-  // What is done with a unit chunk by chunk: a sum, then an update by one processor, then a gather.
+  // The work on a unit that goes chunk by chunk: a sum, then an update by one processor, then a gather.
   enum class Work : std::uint8_t { kByGpu, kByCpu, kSum, kGather };
-  // What passes several ways, one after the other.
+  // A transfer or chunk, which passes several ways, one after the other.
   struct Job {
     double time = 0;           // when it comes to the stage that is next
     std::uint64_t number = 0;  // of jobs that come at the same time the first one goes first
@@ -147,7 +147,7 @@ class WalkOnGpu {
     while (std::ranges::count(current_, false) > 0) wait(access);
   }
 
-  // Those of earlier micro-batches, which count with forward, are waited for by nothing.
+  // Nothing waits for gradients of earlier micro-batches, which count with forward.
   Job leaving(Kind kind, std::size_t access) const {
     Job job{.kind = kind, .of = access};
     job.pass(Way::kOut, static_cast<double>(use(access).left));

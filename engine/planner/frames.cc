@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kBlock = 128;  // numbers that are searched together
 constexpr std::size_t kGradient = index(Part::kGradient), kParameters = index(Part::kParameters);
 
-// What an access needs: for parameters, for the gradient of use 0, and for that of the last further use.
+// The extents that an access needs: of parameters, the gradient of use 0, and that of the last further use.
 std::array<std::uint64_t, 3> extents_of(const Access& access, const Layout& layout, int uses,
                                         std::size_t buffers, std::size_t extent_bytes) {
   std::array<std::uint64_t, 3> extents = {};

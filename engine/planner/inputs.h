@@ -4,7 +4,7 @@
 // Private to the plan.
 namespace sluice::engine {
 
-// What make_plan() makes a plan of. All of it outlives who makes the plan.
+// The arguments of make_plan(). All of them outlive the planner.
 struct PlanInputs {
   const Profile& profile;
   const optim::Optimizer& optimizer;

@@ -20,7 +20,7 @@ constexpr std::size_t kMostRanks = 8;
 using Sizes = std::vector<std::size_t>;  // of what a rank has, in bytes
 std::size_t sum(const Sizes& sizes) { return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}); }
 
-// What ranks of one plan differ in.
+// The sizes in which ranks of one plan differ.
 class SizesOfRanks {
  public:
   SizesOfRanks(const Profile& profile, const optim::Optimizer& optimizer, const PlanRequest& request)

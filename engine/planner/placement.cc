@@ -420,9 +420,9 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
       body(p, format_.update_bytes(p, bucket.rounds));
 }
 
-// What ranks send each other passes through host memory: gradients leave, and means return, but for what
-// waits there for its update in any case; and where the CPU has not updated them there, this rank's
-// parameters leave, and the others' come. Nothing does of what GPUs read of each other.
+// Messages of ranks pass through host memory: gradients leave, and means return, unless the gradient waits
+// there for its update in any case; and where the CPU has not updated them there, this rank's parameters
+// leave, and the others' come. Reads between GPUs do not pass through it.
 Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const {
   if (ranks_.size == 1 || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
@@ -437,9 +437,9 @@ Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan&
   return traffic;
 }
 
-// What is in the host is copied to where others read it, all of it where the sum will take its place; half of
-// such a sum is moved there in the end (DeviceRanks). A sum takes what all ranks have of this one's part, and
-// is written and measured.
+// Gradients in host memory are copied to where others read them, and whole where the sum will take their
+// place; half of such a sum is moved there in the end (DeviceRanks). A sum reads this rank's part of all
+// ranks' gradients, and is written and measured.
 Placement::Moved Placement::moved_of_shared(UnitId unit, const UnitPlan& plan) const {
   if (!reads_pieces(unit) || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();

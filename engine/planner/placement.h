@@ -23,7 +23,7 @@
 
 namespace sluice::engine {
 
-// What units take in memory and on disk by a plan, without frames and staging.
+// The bytes of a plan's units in memory and on disk, without frames and staging.
 struct Footprint {
   // Bytes in memory: in huge pages of their own, and in pages shared with the same part of other units.
   std::array<std::uint64_t, kParts> own = {}, shared = {};
@@ -116,10 +116,10 @@ class Placement {
   // The part of gradient_traffic() that comes from keeping a gradient while other uses and groups add to it.
   Traffic kept_gradient_traffic(UnitId unit, std::size_t groups) const;
   Traffic state_traffic(UnitId unit) const { return units_[unit].state_traffic; }
-  // Of any part, as the plan has it; and what that takes in memory.
+  // Returns the traffic of any part, as the plan has it; and the bytes of that part in memory.
   Traffic traffic(UnitId unit, Part part, const UnitPlan& plan, std::size_t groups, bool whole = false) const;
   std::size_t part_bytes(UnitId unit, Part part, const UnitPlan& plan) const;
-  // What a final gradient takes where it leaves the GPU.
+  // Returns the bytes of a final gradient where it leaves the GPU.
   std::uint64_t moved_gradient_bytes(UnitId unit) const {
     return final_elements(unit) *
            size_of(sums_in_backward() ? final_gradient_type(profile_, unit) : moved_gradient_type(unit));
@@ -127,7 +127,7 @@ class Placement {
   // The bytes that a step copies to a GPU (read) and from it, by the tiers of the plan; and those of them
   // that are for sums of gradients over ranks, and for gathers of what each has updated.
   Traffic link_traffic(UnitId unit, const UnitPlan& plan) const;
-  // What each fetch of partitioned parameters brings to a GPU from the host.
+  // Returns the bytes that each fetch of partitioned parameters copies from the host to a GPU.
   std::uint64_t fetched_by_link(UnitId unit, const UnitPlan& plan) const {
     if (plan.shard_on_gpu()) return 0;
     return passes_shards() ? format_.shards().here(unit).size() * size_of(layout_.dtype(unit))
@@ -136,23 +136,24 @@ class Placement {
   PassedShards::Need passing() const { return passed_; }
   struct OfRanks {
     Traffic sum, gather;
-    std::uint64_t kept = 0;  // what leaves after a sum
+    std::uint64_t kept = 0;  // bytes that leave after a sum
   };
   OfRanks link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const;
-  // What the CPU reads and writes in host memory for these, where ranks read what others have there.
+  // The bytes that the CPU reads and writes in host memory for sums and gathers, where ranks read each
+  // other's shares there.
   struct Moved {
     std::uint64_t sum = 0, gather = 0;
   };
   Moved moved_of_shared(UnitId unit, const UnitPlan& plan) const;
   double update_seconds(UnitId unit, const MachineRates& rates) const;                        // by the CPU
   double update_seconds(UnitId unit, const UnitPlan& plan, const MachineRates& rates) const;  // by either
-  // Of a shard of parameters on disk: for fetches of the unit, where all ranks share each read of the disk;
-  // and for its update.
+  // Returns the traffic of a shard of parameters on disk: for fetches of the unit, where all ranks share each
+  // read of the disk; and for its update.
   std::uint64_t fetched_of_shard(UnitId unit, std::size_t groups) const {
     return units_[unit].at.fetches * groups * shard_bytes(unit);
   }
   Traffic shard_traffic(UnitId unit) const { return units_[unit].shard_traffic; }
-  // What is read besides in a step where no two ranks share a read of a shard.
+  // Returns the additional bytes that a step reads where no two ranks share a read of a shard.
   std::uint64_t read_apart(const std::vector<UnitPlan>& units, std::size_t group) const;
 
   // Plan::relay_pieces. With more than the fewest, ranks of a host that are ahead of others by an access, and
@@ -165,11 +166,11 @@ class Placement {
     return round_up(relay_pieces(fewest) * relay_piece_bytes(), kHugePage);
   }
 
-  // What this rank receives from the others for a unit in one step.
+  // The bytes that this rank receives from the others for a unit in one step.
   struct Received {
     Arriving gradient;  // for the sum of its gradient, once all of it is final
     Arriving early;     // for uses of it that are final, and summed, before others
-    Arriving updated;   // what the others have updated of its parameters
+    Arriving updated;   // its parameters that the others have updated
     Arriving fetched;   // by each fetch of its parameters, where these are partitioned
   };
   // Where sums are by rows (rows_of_tokens()), the most that the tokens of a step can cause.
@@ -177,7 +178,7 @@ class Placement {
   bool comes_from_section(UnitId unit, int use) const;
   std::uint64_t received_of_sections() const;  // of a section of a pipeline, in a step
   std::uint64_t received_bytes(UnitId unit, const UnitPlan& plan, std::size_t groups) const;  // by this rank
-  // What of that comes to its host from others, where the schedule is that of a step.
+  // Returns the bytes of these that come to its host from others, where the schedule is that of a step.
   std::uint64_t received_from_hosts(UnitId unit, const UnitPlan& plan) const;
 
   std::size_t chunks_of_typical_unit() const;  // of those that have state; 0: none has
@@ -195,8 +196,8 @@ class Placement {
   std::size_t activation_bytes(const std::vector<UnitPlan>& units, std::size_t group) const;
   std::size_t workspace_bytes(const std::vector<UnitPlan>& units) const;
   std::size_t sums_bytes() const;  // Plan::sums_bytes
-  // Whether a sum over ranks may go on beside the next access: where each rank gives one array. In any order
-  // those have frames that updates follow at once.
+  // Whether a sum over ranks may go on beside the next access: where each rank gives one array. In any order,
+  // gradients that updates follow at once have frames.
   bool sums_go_on() const {
     if (ranks_.size == 1) return false;
     return profile_.any_order ? !clip_ || sums_in_backward() : sums_.height(profile_.micro_batches) == 1;
@@ -207,7 +208,7 @@ class Placement {
            profile_.micro_batches == 1 && asks_for_parts_;
   }
   bool keeps_gradient_shard(UnitId unit) const;
-  // What that part takes in host memory.
+  // Returns the bytes of that part in host memory.
   std::size_t gradient_record_bytes(UnitId unit) const { return units_[unit].gradient_shard.disk; }
   // The accesses to a unit in the schedule.
   struct Positions {
@@ -224,7 +225,7 @@ class Placement {
     double final = 0;              // for making its gradient final
     double weights = 0;            // of backward, in a pass of its own
     std::vector<double> backward;  // by activation choice
-    // What of these is for ranks that compute the micro-batch together.
+    // The seconds of these for messages of ranks that compute the micro-batch together.
     double forward_layers = 0;
     std::vector<double> backward_layers;
   };
@@ -236,8 +237,8 @@ class Placement {
   // The same of a step of fewer micro-batches.
   std::vector<Visit> visits(const std::vector<UnitPlan>& units, std::size_t group,
                             const std::vector<Times>& times, std::size_t micro_batches) const;
-  // Of a unit's sum and gather, also where all threads of a rank read what the others have (RankMemory); and
-  // of a fetch.
+  // The seconds of a unit's sum and gather, also where all threads of a rank read the others' shares
+  // (RankMemory); and of a fetch.
   struct SecondsOfRanks {
     double sum = 0, gather = 0, fetch = 0;
   };
@@ -270,8 +271,9 @@ class Placement {
     int from;
     bool is_whole;
   };
-  // What this rank's part takes of others, and how many arrays one takes that it relays; whose it relays; and
-  // what the part of each rank of this host takes of other hosts.
+  // The arrays from other ranks that this rank's part of a sum takes; the number of arrays for each part that
+  // it relays; the owners of these parts; and, for each rank of this host, the arrays that its part takes
+  // from other hosts.
   std::vector<SentArray> own_arrays_;
   std::size_t relayed_arrays_ = 0;
   std::vector<int> relayed_owners_;

@@ -98,8 +98,7 @@ class Planner {
     return static_cast<double>(in_.profile.micro_batches) * seconds;
   }
 
-  // What of a group is the same for all shapes: where everything is, and where as little as can be is in
-  // memory.
+  // The placements of a group that all shapes share: with everything in memory, and with as little as can be.
   struct Start {
     Start(const Planner& planner, std::size_t groups)
         : everything(planner.placed(Tier::kHost, groups)),
@@ -186,8 +185,8 @@ constexpr std::size_t kMostSlots = 4;  // on a GPU: where there is room, one mor
 // The CPU's slots beside it are as few as there where memory is short. Otherwise some more than chunks that
 // it updates at a time come in and go out meanwhile.
 constexpr std::size_t kMoreHostSlots = 8;
-// What is on the GPU may take one part in so many more with larger extents than with the smallest, and so
-// may the frames that all that is elsewhere would take together.
+// Holdings on a GPU may take one part in so many more with larger extents than with the smallest, and so may
+// the frames that all holdings elsewhere would take together.
 constexpr std::uint64_t kExtentWaste = 16;
 
 // The largest unit has at least so many chunks, so that their copies and updates run side by side; all slots
@@ -206,9 +205,9 @@ std::size_t most_host_slots(const MachineRates& rates) {
 // as a whole the disk is not used, also if it is given; more memory never makes a plan use it. Where all of
 // the model fits on the GPU, all of it is there.
 //
-// The GPU updates what has its state there. Of the other units, whose state or whose gradients and parameters
-// must be copied, so many are updated by the CPU that a step takes least (share_updates()). What a GPU cannot
-// update at all (Adafactor, Muon) is the CPU's.
+// The GPU updates the units whose state is there. Of the other units, whose state or whose gradients and
+// parameters must be copied, so many are updated by the CPU that a step takes least (share_updates()).
+// Updates that a GPU cannot compute at all (Adafactor, Muon) are the CPU's.
 class DevicePlanner {
  public:
   explicit DevicePlanner(const PlanInputs& in)
@@ -307,9 +306,9 @@ class DevicePlanner {
     return tiers_.shapes(1, {0}, {{kMostSlots, most_host_slots(in_.rates)}, {kLeastSlots, kLeastSlots}});
   }
 
-  // What of all that is elsewhere is in host memory: all that may be there; all but what the CPU alone uses;
-  // or nothing. What is on disk passes through memory that is there while anything is, so that the last parts
-  // may fit into memory together where none of them would alone.
+  // The parts not on the GPU that are in host memory: all that may be there; all but state that the CPU alone
+  // uses; or none. Parts on disk pass through memory that is taken while any part is there, so that the last
+  // parts may fit into memory together where none of them would alone.
   enum class InMemory { kAll, kAllButCpuState, kNothing };
 
   // Disks are slow, so any plan that does without is better than one that does not.

@@ -4,7 +4,7 @@
 #include "engine/plan/rows_of_tokens.h"
 #include "engine/planner/placement.h"
 
-// What a rank receives from the others in a step, and its host from other hosts.
+// The bytes that a rank receives from the others in a step, and its host from other hosts.
 namespace sluice::engine {
 
 // Where ranks of a host add before they send, this is not one array of each other rank; see comm::SumRoute.
@@ -46,7 +46,7 @@ bool Placement::sums_early(UnitId unit, const UnitPlan& plan, int use) const {
          at < writes.size() && writes[at] < units_[unit].at.last;
 }
 
-// What comes to a host from others, its ranks receive in equal parts, and hand it on.
+// Ranks of a host receive equal parts of the bytes from other hosts, and hand them on.
 void Placement::count_in_host(Arriving& arriving) const {
   if (hosts_.all_on_one()) return;
   const std::uint64_t own = arriving.by_link / hosts_.with(ranks_.rank).size();

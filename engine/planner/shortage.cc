@@ -24,7 +24,7 @@ std::string disk_argument(const Shortage& s, std::uint64_t bytes) {
   return (s.request.flags ? "--disk FOLDER:" : "a disk folder with ") + format_argument(bytes);
 }
 
-// What a plan takes, and the disk only where that is not given.
+// Names the memory that a plan needs, and the disk where too little of it is given.
 std::string both_arguments(const Shortage& s, const LeastOfRanks& least) {
   return memory_argument(s, least.memory) +
          (s.budget.disk >= least.disk ? "" : " and " + disk_argument(s, least.disk));
@@ -57,7 +57,7 @@ void refuse_rounds(const Shortage& s) {
   refuse_rounds(s);
   const Plan& least = s.on_disk.own;
   const std::uint64_t computing = least.activation_bytes + least.workspace_bytes;
-  // What counts is the plan that the given places allow.
+  // The lack is that of the plan that the given places allow.
   const std::uint64_t lacking = s.budget.disk > 0 ? least.peak_memory : s.in_memory.own.peak_memory;
   fail_for_lack_of(
       lacking - std::min(lacking, s.budget.memory),

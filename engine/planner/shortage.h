@@ -40,7 +40,7 @@ struct Shortage {
   LeastOfRanks in_memory, on_disk;
 };
 
-// What is needed, as format_size() has it, or with all digits where that would look like what is given.
+// Formats the needed bytes as format_size(), or with all digits where they would look like the given ones.
 std::string format_needed(std::uint64_t needed, std::uint64_t given);
 
 // All of these throw Error(kBudget), which says which budget is short, by how much, and what to give: each of

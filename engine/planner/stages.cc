@@ -115,7 +115,7 @@ class StagesOfUnits {
     fastest_ = fastest;
   }
 
-  // What the rank receives for each unit in a step, at that stage for all.
+  // Returns the bytes that the rank receives for each unit in a step, with that stage for all units.
   std::vector<std::uint64_t> received_at(std::size_t stage) const {
     PlanRequest at = in_.request;
     at.stage = stage;

@@ -61,7 +61,7 @@ class Tiers {
     // copies and, with_disk, of the disk.
     double gain;
   };
-  // What saves most comes first.
+  // The items with the most gain come first.
   std::vector<Item> items(const std::vector<UnitPlan>& units, std::size_t groups, bool with_disk) const;
 
   // All ways to run a step with these levels and slots: of the processor that computes, and of the CPU beside
@@ -101,7 +101,7 @@ class Tiers {
   double element_bytes_;
   std::array<std::size_t, 2> slot_bytes_ = {};       // of a staging slot without parameters, and with them
   std::array<std::size_t, 2> host_slot_bytes_ = {};  // of one beside a GPU, without the disk, and with it
-  Bytes fixed_;                                      // what every plan takes
+  Bytes fixed_;                                      // bytes that every plan takes
 };
 
 }  // namespace sluice::engine

@@ -25,7 +25,7 @@ class Pace {
         seconds += rates_.are_limits ? work.products[i] / rates_.flops : work.products[i] * each_[i];
     return seconds + layers(work);
   }
-  // What of that is for ranks that compute the micro-batch together.
+  // Returns the seconds of these for messages of ranks that compute the micro-batch together.
   double layers(const Work& work) const {
     if (!rates_.layer_link) return 0;
     return static_cast<double>(work.received) / rates_.layer_link->bandwidth +
@@ -60,7 +60,7 @@ double between_gpus(const Arriving& arriving, const MachineRates& rates) {
 bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::kDisk; }
 
 // Where a unit is fetched once, it was still there for the other use: the last units for backward, and the
-// first ones for the next step's forward. Those of earlier micro-batches count with the last one's forward.
+// first ones for the next step's forward. Fetches of earlier micro-batches count with the last one's forward.
 void add_fetches(const Placement& placement, UnitId id, std::size_t units, const UnitPlan& plan,
                  UnitOnGpu& unit) {
   const std::uint64_t bytes = placement.parameter_bytes(id);
@@ -230,7 +230,7 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     const Traffic all = gradient_traffic(unit, groups), kept = kept_gradient_traffic(unit, groups);
     update.read += all.read - kept.read;
     final.written += all.written - kept.written;
-    // What is kept meanwhile counts evenly at the accesses that add to it.
+    // Traffic of a gradient that is kept meanwhile counts evenly at the accesses that add to it.
     const std::size_t uses = groups * own.gradient.size();
     for (std::size_t use = 0; use < uses; ++use) {
       Visit& visit = visits[use / own.gradient.size() * length + own.gradient[use % own.gradient.size()]];

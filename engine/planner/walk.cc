@@ -211,7 +211,7 @@ class Walk {
       if (first.left > kNothing) break;
       finish();
     }
-    // What comes within layers takes of the cores, too, as far as they do not wait for it.
+    // Receives within layers take the cores' time, too, as far as the cores do not wait for them.
     owed_to_ranks_ +=
         static_cast<double>(visit(i).received_while_computing) * rates_.rank_processor_seconds / rates_.cores;
     owed_to_ranks_ = std::max(0.0, owed_to_ranks_ - visit(i).layers);

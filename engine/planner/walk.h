@@ -7,10 +7,10 @@
 
 namespace sluice::engine {
 
-// What comes from other ranks.
+// Bytes that come from other ranks.
 struct Arriving {
   std::uint64_t bytes = 0;  // that come to this rank
-  // Those that pass the link: the same; or, of several hosts, all that come to this rank's host from others.
+  // Bytes that pass the link: the same; or, of several hosts, all that come to this rank's host from others.
   std::uint64_t by_link = 0;
   std::uint64_t in_host = 0;  // of several hosts: about those that come from ranks of this rank's own
   Arriving& operator+=(const Arriving& more) {
@@ -27,23 +27,23 @@ struct UpdateWork {
   double seconds = 0;                   // that all cores compute
   std::uint64_t read = 0, written = 0;  // streamed through staging, chunk by chunk
   std::size_t chunks = 0;
-  Arriving gathered = {};  // what other ranks have updated of the unit, which they send then
+  Arriving gathered = {};  // bytes that other ranks have updated of the unit, and send then
   bool any() const { return seconds > 0 || read > 0 || written > 0; }
 };
 
-// What a step does at one access of its schedule.
+// The work of a step at one access of its schedule.
 struct Visit {
   std::size_t unit = 0;       // the unit, whose updates are complete before it is accessed again
   bool frames = false;        // whether the access takes frames, which it has until all of it is done
   double compute = 0;         // seconds that all cores compute
-  double layers = 0;          // those of them that wait for ranks which compute the micro-batch together
+  double layers = 0;          // seconds of them that wait for ranks which compute the micro-batch together
   std::size_t steps = 1;      // updates go on between so many steps of computing
   std::uint64_t fetched = 0;  // from disk into frames, before the access begins
   std::uint64_t written = 0;  // from its frames to disk, once they are not needed
-  // From these ranks.
+  // Bytes that come from these ranks meanwhile.
   std::uint64_t received_while_computing = 0;
   Arriving pulled = {};       // from other ranks into frames, before the access begins
-  Arriving summed = {};       // for sums over ranks of what is final with the access
+  Arriving summed = {};       // for sums over ranks of gradients that are final with the access
   bool sum_in_frames = true;  // whether the gradient takes frames until it is summed
   UpdateWork before, after;   // complete before the access begins; begun when it ends
   std::uint64_t read_bytes() const { return fetched + before.read + after.read; }
@@ -65,14 +65,14 @@ struct Reach {
 
 // How long a step of these visits takes when it is repeated, as the engine runs it: one thing is computed at
 // a time, the disk does what it is asked for in turn, an update's arithmetic falls between the steps of
-// computing or into waiting, and frames come back when what is in them is updated and written. What ranks
-// send each other passes one link, in turn: that between hosts, where these are several. What ranks of a host
-// hand on counts after that, where it is known what joins them.
+// computing or into waiting, and frames come back when their contents are updated and written. Messages of
+// ranks pass one link, in turn: that between hosts, where these are several. Bytes that ranks of a host hand
+// on count after that, where the link between them is known.
 StepTime walk(const std::vector<Visit>& visits, const Reach& reach, const MachineRates& rates);
 
 // ---- on a GPU ----
 
-// What a step on a GPU does with one unit. The client uses it once forward, in order, and once backward, in
+// The work of a step on a GPU with one unit. The client uses it once forward, in order, and once backward, in
 // the opposite order.
 struct UnitOnGpu {
   struct Use {
@@ -91,8 +91,8 @@ struct UnitOnGpu {
   double update = 0;         // seconds of the processor that updates, for all chunks
   std::uint64_t in = 0, out = 0, read = 0, written = 0;
   bool streams() const { return in + out + read + written > 0; }
-  // What all ranks do with it: so many bytes leave the GPU for that, and so many return; and of a sum, so
-  // many leave then to be kept.
+  // A collective of the unit: so many bytes leave the GPU for it, and so many return; and of a sum, so many
+  // leave then to be kept.
   struct Call {
     std::uint64_t out = 0, in = 0;
     double seconds = 0;

@@ -6,7 +6,7 @@
 #include "comm/communicator.h"
 #include "engine/plan/plan.h"
 
-// What ranks agree on before they have engines, and while they save. Calls are collective, and wait;
+// Agreements of ranks before they have engines, and while they save. Calls are collective, and wait;
 // `meanwhile` is called from time to time.
 namespace sluice::engine {
 

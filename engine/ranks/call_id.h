@@ -6,7 +6,7 @@
 // flight have the same id.
 namespace sluice::engine {
 
-// What a call is for. Calls of different kinds have different ids.
+// The purpose of a call. Calls of different kinds have different ids.
 enum class CallKind : std::uint8_t {
   kGradient = 1,
   kParameters,

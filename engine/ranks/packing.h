@@ -20,8 +20,8 @@ class Packing {
   std::size_t size() const { return moved_.empty() ? 0 : moved_.back().to + moved_.back().size; }
   // The packed position of an element; outside of all pieces, that of the next piece.
   std::size_t position(std::size_t element) const;
-  // What ranks contribute to a packed array, given what they contribute to the array. REQUIRES: no strided
-  // runs.
+  // Returns the elements that ranks contribute to a packed array, given those that they contribute to the
+  // array. REQUIRES: no strided runs.
   std::shared_ptr<const comm::Given> packed(const comm::Given& given) const;
   void pack(float* array) const;
   // Moves the elements begin ... end - 1 of the array back to their places, and clears those of no piece. The

@@ -18,8 +18,8 @@
 
 namespace sluice::engine {
 
-// What a rank reads of another one's optimizer state: a chunk of a unit, or the arrays of a whole parameter,
-// as they are after so many changes of the unit's state, which all ranks count alike.
+// A read of another rank's optimizer state: of a chunk of a unit, or of the arrays of a whole parameter, as
+// they are after so many changes of the unit's state, which all ranks count alike.
 struct StateRead {
   UnitId unit = 0;
   std::size_t chunk = 0;

@@ -42,12 +42,13 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 //
 // With several ranks, each adds its own gradients. A gradient becomes the mean over all ranks at its first
 // use, by step(), read_gradient(), multiply_gradient() or gradient_norm(), which then wait until every other
-// rank uses gradients, too. What a rank adds later is averaged at the next use and added to the mean. Where
-// state is partitioned, a rank has only its own shard of the means: read_gradient(), and adding to a gradient
-// that was used or kept, wait until the others use gradients, and gather that gradient on all ranks. All
-// ranks must step alike: a difference is a Refusal on all of them. A rank may acquire units alone, but must
-// edit them as all ranks do; where parameters are partitioned, the end of an edit waits for the others. Where
-// state is partitioned, step() completes the updates, so that no rank needs another one outside of a step.
+// rank uses gradients, too. Gradients that a rank adds later are averaged at the next use and added to the
+// mean. Where state is partitioned, a rank has only its own shard of the means: read_gradient(), and adding
+// to a gradient that was used or kept, wait until the others use gradients, and gather that gradient on all
+// ranks. All ranks must step alike: a difference is a Refusal on all of them. A rank may acquire units alone,
+// but must edit them as all ranks do; where parameters are partitioned, the end of an edit waits for the
+// others. Where state is partitioned, step() completes the updates, so that no rank needs another one outside
+// of a step.
 //
 // Where the client states where micro-batches end (Profile::ends_micro_batches), sums over ranks overlap with
 // the last micro-batch of a step: see end_gradients().

@@ -32,7 +32,7 @@ struct Planned {
 // and the records on disk.
 class Ground {
  public:
-  // What the caller provides; all of it outlives the Ground.
+  // The caller's objects; all of them outlive the Ground.
   struct Means {
     Threads& threads;
     offload::IoService& io;

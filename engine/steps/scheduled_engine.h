@@ -128,7 +128,7 @@ class ScheduledEngine final : public Engine {
   TouchedRows touched_;
   std::vector<bool> finished_;        // by unit: whether its gradient is final
   std::vector<UnitId> needed_first_;  // units whose state is prefetched, in reverse order of need
-  std::vector<UnitId> unforeseen_;    // those that are still to be foreseen in this step
+  std::vector<UnitId> unforeseen_;    // units that are still to be foreseen in this step
 };
 
 }  // namespace sluice::engine

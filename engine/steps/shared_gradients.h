@@ -128,9 +128,9 @@ class SharedGradients {
     std::vector<std::uint32_t> came;   // by unit: see Turns; in a step's first exchange, units that were read
     StepOfRank step;                   // with settings, where the request is to step
   };
-  // What a rank tells of a sum that is concluded.
+  // A rank's report of a sum that is concluded.
   struct Mean {
-    // With a gradient on this rank: those that were summed, and those that have no turn.
+    // With a gradient on this rank: parameters that were summed, and ones that have no turn.
     std::vector<ParameterId> parameters;
     std::string squares;  // of its shard of the mean
   };

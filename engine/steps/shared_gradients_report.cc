@@ -25,7 +25,7 @@ constexpr const char* kExchange = "the gradients of a step";
 
 }  // namespace
 
-// What all ranks tell at once. One of them may step while another computes a micro-batch again, whose
+// Exchanges the reports of all ranks. One of them may step while another computes a micro-batch again, whose
 // gradients it alone has dropped.
 std::vector<std::string> SharedGradients::tell(Request request, const std::string& what) const {
   std::string own;

@@ -9,7 +9,7 @@
 // Private to this room.
 namespace sluice::engine {
 
-// What a rank reports of a step, in which all ranks must agree.
+// A rank's report of a step, in which all ranks must agree.
 struct StepOfRank {
   std::uint64_t step = 0;            // its number
   std::vector<std::uint32_t> edits;  // by unit: how often its values were edited; empty: not reported

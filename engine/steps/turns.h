@@ -25,7 +25,7 @@ class Turns {
   const std::vector<std::uint32_t>& came() const { return came_; }
   void forget_all();
 
-  // Puts units into the order in which rank 0 came to them, or into its reverse. Those to which it did not
+  // Puts units into the order in which rank 0 came to them, or into its reverse. Units to which it did not
   // come keep their places.
   void follow(const std::vector<std::uint32_t>& of_first, bool reversed = false);
   // From the next step on a unit has a turn if any rank came to it now, or, unless `anew`, in an earlier

@@ -90,7 +90,7 @@ void UnitSums::begin_on_gpu(UnitId unit, ElementRange elements, std::span<const 
   call.in_host = in_record_[unit];
   call.given = core_.gradients.final_type(unit);
   call.data = call.in_host ? core_.pager.backing(gradient).for_cpu().data : core_.pager.data(gradient);
-  // What other ranks read; all elements, where these are narrower than their sums.
+  // `out` are the elements that other ranks read: all, where the elements are narrower than their sums.
   if (call.in_host && call.given == call.type)
     call.out = {{0, own.begin}, {own.end, core_.layout.unit_elements(unit)}};
   else

@@ -24,7 +24,7 @@ namespace sluice::engine {
 // parameters. Thread rule: one thread.
 class UpdateQueue {
  public:
-  // What to apply to a unit, with the settings from when its update became due.
+  // The update to apply to a unit, with the settings from when it became due.
   struct Due {
     std::vector<optim::Hyperparameters> groups;
     std::vector<ParameterUpdate> parameters;
@@ -89,11 +89,12 @@ class UpdateQueue {
     bool operator==(const Task&) const = default;
     bool goes_on() const { return pass && !(pass->round == 0 && pass->first); }
   };
-  // What a started task has pinned in the pager.
+  // The holdings that a started task has pinned in the pager.
   struct Pins {
     bool parameters = false, gradient = false;
   };
-  // An all-gather of what other ranks have updated, into parameters that are held, or lie in host memory.
+  // An all-gather of parameters that other ranks have updated, into ones that are held, or lie in host
+  // memory.
   struct Gather {
     UnitId unit = 0;
     bool held = false;
