@@ -75,7 +75,7 @@ void take_stated(const sluice_device_facts& facts, Planned& made) {
 
 enum class Links : std::uint8_t { kAny, kGpus, kNccl, kHost };
 
-// What options.links requests; kAny: what was measured decides.
+// Returns the links that options.links requests; kAny: the measurement decides.
 Links links_of(const sluice_engine_options& options) {
   if (options.links == nullptr) return Links::kAny;
   const std::string_view links = options.links;

@@ -2,8 +2,8 @@
  *
  * A caller describes its model as units (parameters that are needed together) and creates an engine within a
  * budget. In each step it acquires a unit, computes with its parameters where they lie, hands in gradients,
- * and releases the unit; at the end sluice_engine_step() updates all parameters. What does not fit in memory
- * is brought from disk, and written back there. docs/architecture.md explains the words, and
+ * and releases the unit; at the end sluice_engine_step() updates all parameters. Parts that do not fit in
+ * memory are brought from disk, and written back there. docs/architecture.md explains the words, and
  * examples/network.c is a whole program.
  *
  * Building: cc program.c $(pkg-config --cflags --libs sluice), or in CMake find_package(sluice REQUIRED) and
@@ -160,7 +160,7 @@ SLUICE_API sluice_status sluice_optimizer_check(const char* optimizer, const slu
 /* The ranks that train a model together; see sluice_ranks.h, which this header includes. */
 typedef struct sluice_ranks sluice_ranks;
 #define SLUICE_STAGE(number) ((number) + 1u)
-/* What is known of a GPU; see sluice_device.h, which this header includes. */
+/* The known facts of a GPU; see sluice_device.h, which this header includes. */
 typedef struct sluice_device_facts sluice_device_facts;
 typedef struct sluice_engine_options {
   size_t size;

@@ -29,7 +29,7 @@ extern "C" {
 /* Gives the caller the actions of a pipeline stage in a step, as a JSON list of [action, item, chunk of the
  * stage]: "receive_input", "forward", "send_output", "receive_gradient", "backward", "send_gradient" (and,
  * with zb-h1, "weights"). Receives and sends are asynchronous and begin at these points, receives before any
- * action that could wait for them. Those of a chunk ascend by items. order: "gpipe", "1f1b" or "zb-h1".
+ * action that could wait for them. Actions of a chunk ascend by items. order: "gpipe", "1f1b" or "zb-h1".
  * chunks: of each stage; with more than one stages are interleaved. SLUICE_INVALID_ARGUMENT for other words,
  * for no items, stages or chunks, and for several chunks with zb-h1. */
 SLUICE_API sluice_status sluice_pipeline_actions(const char* order, uint32_t stages, uint32_t chunks,

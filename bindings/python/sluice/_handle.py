@@ -23,7 +23,7 @@ _WAIT_FOR_RANKS = frozenset((
 
 
 class _OfThread(threading.local):
-    """What a thread has for itself."""
+    """The values that each thread has for itself."""
 
     waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """Makes the `with` in which it waits for other ranks, or for its GPU: those may be threads of this process, one of which computes at a

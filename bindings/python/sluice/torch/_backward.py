@@ -147,7 +147,7 @@ class Users:
 
 
 class _End:
-    """What a backward pass keeps until its end, in whichever way, and calls where there was no error."""
+    """An object that autograd keeps until a backward pass ends, in whichever way. It calls `ended` then where there was no error."""
 
     def __init__(self, users: Users, number: int, ended: Callable[[], object] | None) -> None:
         self._users, self._number, self._ended, self._is_done = users, number, ended, False

@@ -1,4 +1,4 @@
-"""What passes between the stages of a pipeline: values with tensors in them, as messages, and the gradients that come back."""
+"""Messages between the stages of a pipeline: values with tensors in them, and the gradients that come back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VALUES, _VALUES_OF, _GRADIENTS, _GRADIENTS_OF = (
 
 
 class Kind(NamedTuple):
-    """What a tensor is. Its elements lie side by side, as in a contiguous one, or in the order of other strides (channels_last)."""
+    """The kind of a tensor. Its elements lie side by side, as in a contiguous one, or in the order of other strides (channels_last)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -149,7 +149,7 @@ class Border:
         self._send(item, _VALUES_OF, torch.frombuffer(bytearray(header.ljust(_HEADER)), dtype=torch.uint8))
         for t, kind in zip(tensors, kinds, strict=True):
             dense = kind.laid_out(t.detach())
-            # What no operation has made, as a buffer, may be written while it is under way.
+            # A tensor that no operation has made, such as a buffer, may be written while it is under way.
             self._send(item, _VALUES, dense.clone() if t.grad_fn is None and not kind.on_gpu else dense)
         return tensors
 

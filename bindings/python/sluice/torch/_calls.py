@@ -28,8 +28,8 @@ _Place = tuple[torch.nn.Module, str, Home]  # a module, and the name and the hom
 
 @dataclasses.dataclass(eq=False)
 class Owner:
-    """What a module needs in its calls. It refers to modules, so that parameters must not refer to it: Python's collector does not look
-    into all of them. (It is no tuple, into which torch.compile() would look.)"""
+    """The names, units and parameters that a module needs in its calls. It refers to modules, so that parameters must not refer to it:
+    Python's collector does not look into all of them. (It is no tuple, into which torch.compile() would look.)"""
 
     name: str  # the module's, by which messages and other owners know it
     units: Mapping[int, int]  # the unit's access, as use_together() takes it
@@ -124,7 +124,7 @@ class Calls:
 
     def _call(self, module: torch.nn.Module, owner: Owner, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Replaces Module._call_impl and what Module.compile() makes of it, which is `run`."""
-        # What was compiled since keeps this after close(). A module without parameters of its own needs a plan at most.
+        # A module compiled since keeps this function after close(). A module without parameters of its own needs a plan at most.
         if self._demand.estimating or self._presence.engine.left or (owner.needs_plan_alone and self._demand.inside):
             return run(*args, **kwargs)
         call, output = self._begin_call(module, owner, args, kwargs), _RAISED
@@ -250,8 +250,8 @@ def _is_around(call: Call, inner: Call | None) -> bool:
 
 
 def calls_with(model: torch.nn.Module, parameter: torch.nn.Parameter) -> Callable[..., Any]:
-    """What calls a function, outside of the calls of a model on a GPU, with a parameter there that it needs: as a call of the module to
-    which the parameter's unit belongs."""
+    """Returns a function that calls another one, outside of the calls of a model on a GPU, with the parameter there: as a call of the
+    module to which the parameter's unit belongs."""
     home: Home = parameter._sluice.presence.by_id[id(parameter)]  # type: ignore[attr-defined]
     for module in model.modules():
         if (made := vars(module).get("_call_impl")) is not None and not made.args[1].units.keys().isdisjoint(home.units):

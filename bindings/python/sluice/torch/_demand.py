@@ -1,5 +1,5 @@
-"""What PyTorch will take for a call of a wrapped model: it is estimated before anything is computed, and planned for. On a GPU, where the
-plan is made once, it is estimated where PyTorch has no room."""
+"""The memory that PyTorch will take for a call of a wrapped model: it is estimated before anything is computed, and planned for. On a GPU,
+where the plan is made once, it is estimated where PyTorch has no room."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MIB = 1 << 20
 
 @dataclasses.dataclass
 class InFlight:
-    """What is in flight beside a call. A pipeline changes it between calls."""
+    """The calls in flight beside a call. A pipeline changes them between calls."""
 
     part: int = 0  # of the model, that is called
     calls: Sequence[tuple[int, ...]] = ((1,),)  # at each moment, how many calls of each part keep what their backward passes need
@@ -145,8 +145,8 @@ class Demand:
         return max(earlier + self.in_flight.bytes, self.in_flight.beside(part, known))
 
     def _need(self, found: Estimate, casts: bool = False) -> int:
-        """What the call takes. Others follow, when there may be gradients, so that it cannot be planned otherwise any more. casts: autograd
-        keeps casts of parameters."""
+        """Returns the bytes that the call takes. Other calls follow, when there may be gradients, so that it cannot be planned otherwise
+        any more. casts: autograd keeps casts of parameters."""
         known = {**self.in_flight.known, self.in_flight.part: found}
         if casts:
             known = {part: each.with_casts() for part, each in known.items()}
@@ -229,7 +229,7 @@ class Demand:
             return None
 
     def _advice(self, need: int | None) -> str:
-        """What to state instead. Where the estimate is less than there is, the loop keeps something there, or memory lies in pieces."""
+        """Advises on the reserve. Where the estimate is less than there is, the loop keeps something there, or memory lies in pieces."""
         engine = self._presence.engine
         if need is None or need <= self._may_take:
             need = self._may_take + self._may_take // 4

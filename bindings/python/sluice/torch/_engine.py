@@ -101,7 +101,7 @@ class ModelEngine(Engine):
         self._queues_on = stream
 
     def account(self) -> Account:
-        """What of the GPU's memory is free, and what the engine has there."""
+        """Returns the free bytes of the GPU's memory, and the engine's bytes there."""
         lines = {line.purpose: line.current for line in self.ledger() if line.tier == "device"}
         return Account(device_of(self)["free"], lines["total"] - lines["base"])  # which is for CUDA and PyTorch
 

@@ -170,9 +170,9 @@ def _in_groups(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = N
 
 
 def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
-    """What oneDNN's LSTM gives for fakes, with the workspace that it keeps for its backward pass, which PyTorch's own rule leaves empty: for
-    each step, and one before, its gates, and the states of two layers and their gradients. Rows of those that go from layer to layer are as
-    wide as the input where that is wider."""
+    """Returns the result of oneDNN's LSTM for fakes, with the workspace that it keeps for its backward pass, which PyTorch's own rule
+    leaves empty: for each step, and one before, its gates, and the states of two layers and their gradients. Rows of states and gradients
+    between layers are as wide as the input where that is wider."""
     given, output, size = args[0], result[0], args[0].element_size()
     hidden = output.shape[-1]
     wide, own, gates = _leading(max(given.shape[-1], hidden)), _leading(hidden), _leading(4 * hidden)
@@ -191,7 +191,7 @@ def _leading(width: int) -> int:
 def kind_of(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
 ) -> tuple[Any, tuple[int, ...]]:
-    """What this call has in common with calls that its estimate can be compared with, and its sizes."""
+    """Returns the kind of this call, which calls with comparable estimates share, and its sizes."""
     kinds: list[Any] = []
     sizes: list[int] = []
     _add_kind((args, kwargs), kinds, sizes)
@@ -248,7 +248,7 @@ def reserves_of(
 
 
 def reserve_for(found: Estimate) -> int:
-    """What is planned for PyTorch of a GPU's memory for a call with this estimate."""
+    """Returns the bytes of a GPU's memory that are planned for PyTorch for a call with this estimate."""
     return with_margin(found.peak) + WORKSPACES
 
 

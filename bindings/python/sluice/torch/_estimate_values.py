@@ -30,7 +30,7 @@ _FLAGS = (torch.bool, torch.uint8)  # as indices they are masks
 
 
 class _Known(NamedTuple):
-    """What a fake tensor has as its attribute."""
+    """The value of a fake tensor, which is its attribute."""
 
     value: torch.Tensor  # on the CPU; views of one fake tensor have views of one value
     of: weakref.ref[Any]  # the storage that the fake tensor had when it got the value

@@ -1,4 +1,4 @@
-"""What reads or writes all parameters of a wrapped model between its calls: full_parameters(), state_dict(), load_state_dict() and
+"""Functions that read or write all parameters of a wrapped model between its calls: full_parameters(), state_dict(), load_state_dict() and
 save_pretrained()."""
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def install(model: torch.nn.Module, presence: Presence) -> None:
     """Lets save_pretrained() of a model and its modules write by save_file(), and on a GPU state_dict() give copies of parameters, and
     load_state_dict() write them."""
     for module in model.modules():
-        # On a GPU parameters are there in calls of the model alone. (What has none several stages of a pipeline may have.)
+        # On a GPU parameters are there in calls of the model alone. (A module without parameters may be in several stages of a pipeline.)
         has_absent = presence.engine.gpu is not None and next(module.parameters(), None) is not None
         for name in ("save_pretrained", "state_dict", "load_state_dict") if has_absent else ("save_pretrained",):
             if callable(getattr(type(module), name, None)) and name not in module.__dict__:

@@ -30,7 +30,7 @@ class Account(NamedTuple):
 
 
 class _Bounds:
-    """What PyTorch's allocator may take of one GPU for all models that are wrapped there."""
+    """The memory that PyTorch's allocator may take of one GPU for all models that are wrapped there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._size = device, 0
@@ -84,7 +84,7 @@ class Gpu(NamedTuple):
             del _bounds[self.device]
 
     def bytes_of(self, model: torch.nn.Module) -> int:
-        """What a model's parameters take of the GPU's memory before they move into the engine's."""
+        """Returns the GPU memory of a model's parameters before they move into the engine's."""
         if self.device.type == "cpu":  # it stands in for the GPU, which has no more of them than the engine's
             return 0
         return sum(p.numel() * p.element_size() for p in model.parameters() if p.device == self.device)
@@ -235,7 +235,7 @@ def gpus_seen() -> int:
 
 
 class Driver:
-    """What CUDA's driver says of the GPUs that this process sees, before there is an engine."""
+    """CUDA's driver, which describes the GPUs that this process sees before there is an engine."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(os.environ.get("SLUICE_CUDA_DRIVER") or "libcuda.so.1")
@@ -254,7 +254,7 @@ class Driver:
         return self._text("cuDeviceGetPCIBusId", index).lower()
 
     def uuid(self, index: int) -> str:
-        """What no other GPU has, and no other MIG instance of the same card, which has the card's address."""
+        """Returns the UUID, which no other GPU has, and no other MIG instance of the same card, although it has the card's address."""
         uuid = ctypes.create_string_buffer(16)
         self._call("cuDeviceGetUuid_v2", uuid, self._device(index))
         return uuid.raw.hex()

@@ -100,7 +100,7 @@ class Slot:
 
 
 class Gradient(torch.Tensor):
-    """A gradient in the engine, which adds, scales and takes norms. What else reads it gets a copy, and few operations write it."""
+    """A gradient in the engine, which adds, scales and takes norms. Other readers get a copy, and few operations write it."""
 
     _slot: Slot
 
@@ -306,8 +306,8 @@ class Gradients:
         return [found.get(home.index, 0.0) for home in homes]
 
     def _in_order(self, homes: Sequence[Home]) -> Iterator[Sequence[Home]]:
-        """Those that have a gradient: all at once, or, where other ranks may have what this one lacks, one after another, since ranks use
-        gradients in the same order."""
+        """Yields homes that have a gradient: all at once, or, where other ranks may have what this one lacks, one after another, since
+        ranks use gradients in the same order."""
         if not any(slot.absent for home in homes if (slot := self.slots.get(home.index)) is not None):
             yield homes
             return

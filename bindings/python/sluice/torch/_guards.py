@@ -1,6 +1,6 @@
-"""What cannot be wrapped, and guards of a wrapped model: what would break it unnoticed is done in another way, or is an error that says what
-to do. DDP and FSDP, and what uses them (Accelerate, transformers' Trainer), would exchange its gradients or parameters a second time: DDP
-over the same ranks hands on calls instead, and all else is refused."""
+"""Checks of models that cannot be wrapped, and guards of a wrapped model: code that would break it unnoticed is served in another way, or
+gets an error that says what to do. DDP and FSDP, and libraries that use them (Accelerate, transformers' Trainer), would exchange its
+gradients or parameters a second time: DDP over the same ranks hands on calls instead, and all else is refused."""
 
 from __future__ import annotations
 
@@ -139,13 +139,13 @@ def _refuse_exchange(what: str) -> NoReturn:
 
 
 class LeftOut(DistributedDataParallel):
-    """What DistributedDataParallel(model) makes of a wrapped model: it has the model as `module`, hands on calls, and exchanges nothing. The
-    model's own ranks do that."""
+    """The result of DistributedDataParallel(model) for a wrapped model: it has the model as `module`, hands on calls, and exchanges
+    nothing. The model's own ranks do that."""
 
     def __init__(self, module: torch.nn.Module, *_: Any, process_group: Any = None, **__: Any) -> None:
         torch.nn.Module.__init__(self)
         self.module = module
-        # What callers read of DDP: nothing is exchanged in any pass.
+        # DDP's attributes, which callers read: nothing is exchanged in any pass.
         self.process_group: Any = torch.distributed.group.WORLD if process_group is None else process_group
         self.require_backward_grad_sync = self.require_forward_param_sync = self.find_unused_parameters = self.static_graph = False
         self.device_ids, self.device = None, next(module.parameters()).device
@@ -199,8 +199,8 @@ DistributedDataParallel.__new__ = _new  # type: ignore[method-assign, assignment
 
 
 class _Registry(OrderedDict[str, Any]):
-    """What torch.distributed keeps of a module for fully_shard() and replicate(). These, and FullyShardedDataParallel, look into
-    it before they change the module."""
+    """The registry that torch.distributed keeps of a module for fully_shard() and replicate(). These, and FullyShardedDataParallel, look
+    into it before they change the module."""
 
     def __contains__(self, name: object) -> bool:
         if name in ("fully_shard", "replicate"):
@@ -267,7 +267,7 @@ def _named(name: str) -> str:
 
 
 def _sharding_of(module: torch.nn.Module) -> str | None:
-    """What of FSDP was applied to the module, or was replicate(), which is DDP's."""
+    """Names the wrapper that was applied to the module: one of FSDP's, or replicate(), which is DDP's."""
     if isinstance(module, FullyShardedDataParallel):
         return "FullyShardedDataParallel"
     known = module.__dict__.get(REGISTRY_KEY, ())

@@ -20,12 +20,12 @@ from ._modes import Mode, tensors_among
 Missed = Callable[[torch.nn.Parameter, str], None]
 """Brings a parameter in for what needs it, or raises the StateError that says where it is there."""
 
-# What is asked for at every step, and does not need elements.
+# Attributes that are read at every step, and need no elements.
 _ASKS = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("_version", "device", "dtype", "grad", "grad_fn", "is_leaf", "is_meta", "layout", "ndim", "requires_grad", "shape")
 ) | {torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.size, torch.Tensor.grad.__set__}  # type: ignore[union-attr]
-# What finds elements without an operation, or gives the parameter others.
+# Functions that find elements without an operation, or give the parameter others.
 _TAKES = {
     getattr(torch.Tensor, name): f"{name}()" for name in ("data_ptr", "untyped_storage", "storage", "tolist", "share_memory_", "__dlpack__")
 } | {torch.Tensor.data.__set__: "an assignment to .data"}  # type: ignore[attr-defined]

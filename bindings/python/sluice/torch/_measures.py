@@ -23,7 +23,7 @@ _COUNTED = range(2, 5)  # the steps that are timed: in those before, the engine 
 _trim = ctypes.CDLL(None).malloc_trim  # of glibc
 _RATES = ("to_gpu", "from_gpu", "both_ways", "gpu_updates", "cpu_memory")
 
-# What a plan says besides of PyTorch on a GPU, before it is measured.
+# The further entries of a plan for PyTorch on a GPU, before it is measured.
 UNMEASURED: Mapping[str, Any] = {"beside": None, "host": None, "host_reserve": HOST, "seconds": None}
 
 
@@ -35,7 +35,7 @@ class Ready:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens inside of the `with` is the phase, or more of it."""
+        """The body of the `with` is the phase, or more of it."""
         begun = time.perf_counter()
         try:
             yield
@@ -147,12 +147,12 @@ class FirstStep:
             )
 
     def _advice(self, highest: int) -> str:
-        """What to state instead. highest: the most bytes that the process had."""
+        """Advises on the reserve. highest: the most bytes that the process had."""
         assert self.measured is not None, "the step was measured"
         return f"Wrap the model with reserve='{(self.measured >> 20) + 1}MiB'"
 
     def as_dict(self) -> dict[str, Any]:
-        """What plan() shows, mostly in bytes; None for what is not known."""
+        """Returns the entries of plan(), mostly in bytes; None where a value is not known."""
         return {"peak": self._estimated, "reserve": self.reserve, "measured": self.measured}
 
 
@@ -160,8 +160,8 @@ class FirstStepOnGpu(FirstStep):
     """Measures what PyTorch takes of a GPU's memory in the first step, through its allocator, which is bound to the reserve, and
     beside that; what the process takes of the host's memory; and the seconds of some steps.
 
-    What is taken beside PyTorch's allocator and the engine, by CUDA's libraries and modules, is what less is free of the GPU. So what
-    other processes take or give back from wrapping to the end of that step counts, too: CUDA tells nobody what a process has."""
+    Memory beside PyTorch's allocator and the engine, of CUDA's libraries and modules, is found by how much less of the GPU is free. So
+    memory that other processes take or give back from wrapping to the end of that step counts, too: CUDA does not tell processes apart."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from ._units import DTYPES, Roles
 _WHAT = "the optimizer's state_dict"
 _STEP = "step"
 _MASTER = "master"
-# What scripts for DDP do, whose other ranks wait elsewhere.
+# The advice for scripts for DDP, whose other ranks wait elsewhere.
 _ALONE = ", which all ranks on GPUs call where state is partitioned (so that rank 0 saves alone: stage=0, or Trainer's save_only_model)"
 # Trainer saves its last checkpoint while the scripts of other ranks go on to their ends.
 _ENDS = " (if its script came to the end: end all ranks with sluice.torch.close(model), where they wait for rank 0)"

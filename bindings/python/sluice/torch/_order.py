@@ -14,7 +14,7 @@ Action = tuple[str, int, int]  # what a stage does, with which micro-batch (item
 
 
 def actions_of(order: str, stages: int, chunks: int, items: int, stage: int) -> list[Action]:
-    """What a stage does in a step."""
+    """Returns the actions of a stage in a step."""
     found = text_of("sluice_pipeline_actions", text(order, "pipeline"), stages, chunks, items, stage)
     return [(what, item, chunk) for what, item, chunk in json.loads(found)]
 
@@ -40,7 +40,7 @@ class Lags(NamedTuple):
 
     @staticmethod
     def of(actions: Sequence[Action], stages: int, chunks: int) -> Lags:
-        """Those of stages with such actions."""
+        """Returns the lags of stages with these actions."""
         if chunks == 1:
             return Lags(1, stages + 1, stages - 1)
         # A micro-batch comes from the last stage to the first one's next chunk after a group of them, which has at least as many as there

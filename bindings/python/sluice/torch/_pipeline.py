@@ -52,7 +52,7 @@ _REFUSED = {
 
 
 class Stage:
-    """What a rank has of a Pipeline, whose arguments, functions and attributes these are: it trains a stage, and wraps that part alone."""
+    """A rank's stage of a Pipeline, with its arguments, functions and attributes: it wraps and trains that part of the model alone."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Stage:
         return [CPU] if self._device == CPU else [CPU, self._device]
 
     def _digest(self, batch: Any) -> bytes:
-        """What tells a batch from others."""
+        """Returns a digest that tells a batch from others."""
         digest = hashlib.sha256()
         mapped(batch, lambda t: digest.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data))
         return digest.digest()
@@ -341,7 +341,7 @@ class Stage:
             raise StateError("optimizer.step() is called, and no parameter of any stage has a gradient; call forward_backward() before")
 
     def _told(self, what: str, own: bytes) -> list[bytes]:
-        """What each rank tells."""
+        """Exchanges bytes with all ranks, and returns those of each."""
         return [own] if self._ranks is None else self._ranks.exchange(what, own)
 
     def _compare(self, what: str, told: Sequence[bytes], here: str, of_pipeline: bool = False) -> None:
@@ -396,7 +396,7 @@ class Stage:
 
 
 class _Step:
-    """What this stage does in a step. Its functions have the names of actions."""
+    """Carries out this stage's actions in a step. Its functions have the names of actions."""
 
     def __init__(
         self,
@@ -447,7 +447,7 @@ class _Step:
             self._lookups.after_forward(item)
 
     def _called(self, chunk: int, value: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
-        """What a chunk gives: the loss, where it is the last one."""
+        """Returns the output of a chunk: the loss, where it is the last one."""
         ends = self._after[chunk] is None
         self._pipe._in_flight.part = chunk
         if self._pipe._of_transformers:

@@ -32,7 +32,7 @@ _OF_OTHERS = ("amsgrad", "maximize", "momentum", "dampening", "nesterov", "cente
 
 
 class Prepared(NamedTuple):
-    """What is needed to wrap a model."""
+    """The checked arguments of a wrap(), and the units made of the model."""
 
     groups: list[Group]
     units: list[Unit]  # the groups, as the engine takes them
@@ -65,7 +65,7 @@ class Prepared(NamedTuple):
         return size_of(self.options.device_reserved, "device_reserved")
 
     def first_step(self, engine: ModelEngine, plan: Mapping[str, Any]) -> FirstStep:
-        """What measures the first step, and does not keep the engine alive."""
+        """Returns the measurer of the first step, which does not keep the engine alive."""
         if self.gpu is None:
             return FirstStep(self.memory, self.reserve, self.estimated, self.stated)
         alive = weakref.proxy(engine)
@@ -74,7 +74,7 @@ class Prepared(NamedTuple):
         return FirstStepOnGpu(self.gpu, self.memory, reserve, self.estimated, lambda: alive.account(), self._of_device, other)
 
     def told(self, plan: Mapping[str, Any]) -> dict[str, Any]:
-        """What a plan says of PyTorch before anything is measured."""
+        """Returns the entries of a plan for PyTorch before anything is measured."""
         told = {"peak": self.estimated, "reserve": self.of_pytorch(plan), "measured": None}
         return told if self.gpu is None else {**told, **UNMEASURED}
 
@@ -93,7 +93,7 @@ class Prepared(NamedTuple):
 
     @property
     def alike(self) -> dict[str, Any]:
-        """What is the same on all ranks."""
+        """Returns the values that must be the same on all ranks."""
         o = self.options
         units = self.units if o.sections is None else o.sections.units
         model = [(p.name, p.shape, p.dtype, p.frozen, p.group, p.span) for unit in units for p in unit.parameters]

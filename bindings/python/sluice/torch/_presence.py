@@ -200,7 +200,7 @@ class Presence:
     def use(self, unit: int, access: int = _abi.READ) -> None:
         """Makes the unit's parameters present (or, with GRADIENT_ONLY, lets its gradients be added) until other units need
         its room among those that may be held."""
-        # What is held stays on a GPU, where touches bring nothing in, unless a gradient is to be applied before.
+        # A held unit stays on a GPU, where touches bring nothing in, unless a gradient is to be applied before.
         if self._held_for[unit] >> access & 1 and self.engine.gpu is not None and not self.updates.in_backward:
             self._last_use[unit] = next(self._uses)
             self.engine.follow_stream(moves=False)
@@ -404,8 +404,8 @@ class Presence:
     # ---- the plan ----
 
     def look(self) -> None:
-        """Comes often in a step: before calls and units, and with gradients. Notes what the process has, and gives memory back where that is
-        due. What the C library keeps may grow between any two operations, also where all units stay present."""
+        """Comes often in a step: before calls and units, and with gradients. Notes what the process has, and gives memory back where that
+        is due. The C library's memory may grow between any two operations, also where all units stay present."""
         if self.engine.gpu is None or self.first_step.measured is None:
             with self.lock:
                 if (resident := self.keeper.look()) is not None:

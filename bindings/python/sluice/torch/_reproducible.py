@@ -22,8 +22,8 @@ class MicroBatches(torch.utils.data.Sampler[list[int]]):
         batches = sluice.torch.MicroBatches(dataset, batch=2, accumulate=8)
         loader = torch.utils.data.DataLoader(dataset, batch_sampler=batches)
 
-    An iteration is one epoch, in an order of its own. What is left at an epoch's end and makes no whole step is left out; with
-    `shuffle` that is something else in each epoch. Where the loop states the epoch itself, set_epoch() does it, as for
+    An iteration is one epoch, in an order of its own. Samples at an epoch's end that make no whole step are left out; with
+    `shuffle` they are other ones in each epoch. Where the loop states the epoch itself, set_epoch() does it, as for
     DistributedSampler; otherwise epochs follow each other. Thread rule: one thread."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What autograd keeps of a wrapped model: references to parameters, to views and casts of them, and other tensors as they are."""
+"""Autograd's saved tensors of a wrapped model: references to parameters, to views and casts of them, and other tensors as they are."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class _Plain(NamedTuple):
 
 
 class _Others(NamedTuple):
-    """What outer hooks of saved tensors keep of a tensor, and how they unpack it."""
+    """A value that outer hooks of saved tensors keep for a tensor, and the hook that unpacks it."""
 
     kept: Any
     unpack: Callable[[Any], torch.Tensor]
 
 
 class SavedTensors:
-    """What autograd keeps in the calls of one wrapped model. It keeps the presence alive."""
+    """Autograd's saved tensors of the calls of one wrapped model. This object keeps the presence alive."""
 
     def __init__(self, presence: Presence, bring_in: Callable[[Home], None], begin_pass: Callable[[], object]) -> None:
         """bring_in: brings in a parameter that a backward pass needs; begin_pass: comes before a pass uses what was kept."""

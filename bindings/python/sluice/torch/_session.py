@@ -236,7 +236,7 @@ class Session:
                 self._together.share_buffers(model)
 
     def _added(self) -> str:
-        """What to do where no wrapped parameter has a gradient, for a message."""
+        """Returns a message's advice for where no wrapped parameter has a gradient."""
         named = () if (model := self.model()) is None else model.named_parameters()
         added = [name for name, p in named if p.grad is not None and id(p) not in self.presence.by_id]
         if not added:

@@ -44,8 +44,8 @@ _GRACE = 5.0  # seconds that the others have to come to the end of a call in whi
 
 
 class _Turns:
-    """The turns of a stage's thread, of which one computes at a time. What a process has once is then that stage's: its random numbers are
-    its own, and those of the process are stage 0's."""
+    """The turns of a stage's thread, of which one computes at a time. State that a process has once is then that stage's: its random
+    numbers are its own, and those of the process are stage 0's."""
 
     def __init__(self, baton: _Baton, stage: int, shares: Optional[torch.device]) -> None:
         """shares: the GPU that the stage has with an earlier one."""
@@ -95,7 +95,7 @@ class _Turns:
 
 
 class _Baton:
-    """What the thread has that computes."""
+    """The right to compute, which one stage's thread has at a time."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -103,7 +103,7 @@ class _Baton:
 
 
 class _Modes(NamedTuple):
-    """What PyTorch has for each thread, and a caller sets around a step."""
+    """PyTorch's modes of each thread, which a caller sets around a step."""
 
     gradients: bool
     inference: bool
@@ -302,8 +302,8 @@ def _follow(hooks: dict[int, Any], twins: dict[int, Any], known: set[int]) -> No
 
 
 class _CutHere(Cut):
-    """The cut of a copy of the model, in which this stage's layers are the model's own. Those of other stages are copies, which this
-    stage drops."""
+    """The cut of a copy of the model, in which this stage's layers are the model's own. Layers of other stages are copies, which
+    this stage drops."""
 
     def __init__(self, whole: torch.nn.Module, *given: Any) -> None:
         super().__init__(*given)

@@ -31,7 +31,7 @@ IDS = "input_ids"  # by which models of transformers know their tokens
 
 
 class Stub(NamedTuple):
-    """What stands for a module of another stage: it gives what the model's own code needs of its output, of which no value counts."""
+    """A stand-in for a module of another stage: it gives an output that the model's own code can use, of which no value counts."""
 
     width: int = 0  # of the output's last dimension; 0: the output is as the input
     dtype: Optional[torch.dtype] = None  # of the output then
@@ -91,7 +91,7 @@ class Cut:
 
     @property
     def _one(self) -> str:
-        """What modules are to be in together, in words."""
+        """Returns the name of the part that modules must share."""
         return "stage" if self.chunks == 1 else "chunk"
 
     def _check(self) -> None:
@@ -228,7 +228,7 @@ class Cut:
         vars(self.model.get_submodule(self.tied or "")).update(self._hooks_of_table)
 
     def _gap(self, name: str, module: torch.nn.Module) -> _Elsewhere:
-        """What passes values on in a module's place."""
+        """Returns a module that passes values on in this module's place."""
         if name in self.blocks.before:
             return _Elsewhere(module, _filler(self.blocks.before[name]))
         if name in self.blocks.after or not self.blocks.of_transformers:
@@ -247,7 +247,7 @@ class Chunk(NamedTuple):
 
 
 class Passage:
-    """What goes into a stage's part of a model, and out of it: a call runs the model's own code with the blocks of one chunk alone."""
+    """Passes values into a stage's part of a model, and out of it: a call runs the model's own code with the blocks of one chunk alone."""
 
     def __init__(self, model: torch.nn.Module, chunks: Sequence[Chunk]) -> None:
         self._run: Callable[..., Any] = type(model).forward
@@ -290,8 +290,8 @@ class Passage:
         vars(model)["tie_weights"] = lambda *_, **__: None  # what shares a tensor is on one stage, and shares it already
 
     def at(self, number: int, value: Any) -> Any:
-        """What comes of a value in the place of a block that is left out: what was received in the place of what the block before the
-        first one returns. Notes what the last block has returned."""
+        """Returns the output of a block that is left out: its input, or, of the block before the first one, the received value. Notes the
+        output of the last block."""
         chunk = self._chunk
         if chunk.sends and number == chunk.end:
             self._value = value
@@ -308,7 +308,7 @@ class _Elsewhere(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, then: Callable[[Any], Any]) -> None:
         super().__init__()
         self.then = then
-        # What a model's code reads of its blocks, such as the kind of attention.
+        # Attributes of blocks that a model's code reads, such as the kind of attention.
         plain = {k: v for k, v in vars(module).items() if isinstance(v, (str, int, float)) and not k.startswith("_")}
         self.__dict__.update({k: v for k, v in plain.items() if k not in self.__dict__})
         if (weight := dict(module.named_parameters(recurse=False)).get("weight")) is not None:
@@ -515,7 +515,7 @@ class Table(Lookups):
 
 
 class Fetching(Lookups):
-    """What stands for the embedding on the first stage: it fetches what the last stage looks up."""
+    """The stand-in for the embedding on the first stage: it fetches the rows that the last stage looks up."""
 
     are_made = True
 
@@ -609,8 +609,8 @@ def blocks_of(model: torch.nn.Module) -> Blocks:
 
 
 def _by_a_call(model: torch.nn.Module, holder: str) -> Blocks:
-    """What is called before and after the blocks, by a call without values, in which blocks give what they take: what they compute is not
-    asked for. A model that takes the first element of what a block returns, where that is a tensor, calls the next one with less."""
+    """Finds the modules that are called before and after the blocks, by a call without values, in which each block returns its input. A
+    model that takes the first element of a block's result, where that is a tensor, calls the next block with less."""
     names = [f"{holder}.{name}" for name in _children(model.get_submodule(holder))]
     besides = _besides(model, names)
     tuples = False

@@ -49,7 +49,7 @@ class Together:
         self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
 
     def along(self, mesh: str, axis: str) -> Together:
-        """Those along an axis of a mesh, as Ranks.along() has them."""
+        """Returns the ranks along an axis of a mesh, as Ranks.along() does."""
         return Together(along(self.ranks, mesh, axis), self.here)
 
     # ---- what they were given ----
@@ -84,7 +84,7 @@ class Together:
                 )
 
     def _first_difference(self, parts: Sequence[str]) -> list[str]:
-        """What each rank has at the first place at which their lists, of which two differ, are not the same."""
+        """Returns each rank's element at the first place where their lists, of which two differ, are not the same."""
         same, other = 0, max(self._exchange("how long the lists are", len(parts)))
         while other - same > 1:
             middle = (same + other) // 2

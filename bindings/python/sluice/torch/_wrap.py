@@ -1,5 +1,5 @@
-"""What users call: wrap(), from_pretrained(), which wraps a model of transformers out of a folder, and the functions that take a wrapped
-model."""
+"""The functions that users call: wrap(), from_pretrained(), which wraps a model of transformers out of a folder, and the functions that
+take a wrapped model."""
 
 from __future__ import annotations
 
