@@ -109,9 +109,9 @@ class DeviceFramePool {
   // for earlier users.
   void take_away(DeviceHome& home, std::vector<Device::SharedEvent> last);
 
-  // Assigns extents to a home: place() uses them from now on where they are free. Those that are mapped there
-  // already keep their places. Where other extents must be placed, these are assigned instead. REQUIRES: the
-  // numbers are distinct and below extents(), and as many are placed at it each time.
+  // Assigns extents to a home: place() uses them from now on where they are free. Extents that are mapped
+  // there already keep their places. Where other extents must be placed, these are assigned instead.
+  // REQUIRES: the numbers are distinct and below extents(), and as many are placed at it each time.
   void assign(DeviceHome& home, std::vector<std::size_t> numbers);
   // Returns the addresses of homes that now hold extents assigned to this one, or, where none are assigned,
   // mapped at it; each once.

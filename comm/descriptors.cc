@@ -106,7 +106,7 @@ class Socket {
   Descriptor socket_;
 };
 
-// What a rank tells the others by the communicator, which no other process can read.
+// A rank's message to the others by the communicator, which no other process can read.
 std::string text_of(std::uint64_t secret, const std::string& socket) {
   return std::string(reinterpret_cast<const char*>(&secret), sizeof secret) + socket;
 }

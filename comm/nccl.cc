@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What follows is NCCL's binary interface, as versions 2.18 to 2.32 have it.
+// The declarations below are NCCL's binary interface, as versions 2.18 to 2.32 have it.
 constexpr int kSuccess = 0, kInProgress = 7;
 bool goes_on(int result) { return result == kSuccess || result == kInProgress; }
 constexpr int kBytes = 1;  // the type of elements

@@ -9,7 +9,7 @@ namespace sluice {
 // an odd last one is carried up. Partial sums are on a stack. This class keeps only how many numbers each
 // partial sum covers, and tells when the two topmost are to be added; the caller holds the sums.
 //
-// A stack may begin at any number. What is left on it are the largest subtrees of the summation that lie
+// A stack may begin at any number. The sums left on it are the largest subtrees of the summation that lie
 // within its numbers. Pushed in order onto the stack of all numbers, they give the same sum, however the
 // numbers were distributed. Thread rule: one thread at a time.
 class PairwiseStack {

@@ -1,4 +1,4 @@
-"""What the small examples train: a few lines of text, whose bytes are tokens, and a small model, so that nothing is downloaded."""
+"""The small examples' data and model: a few lines of text, whose bytes are tokens, and a small model; nothing is downloaded."""
 
 import torch
 import transformers

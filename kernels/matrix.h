@@ -82,7 +82,7 @@ class MatrixLibrary : public F32Products {
   // primitive_workspace() bytes.
   virtual void multiply_by_primitive(const Product& product, void* workspace) = 0;
   // Returns an upper bound for the code that the library caches for each product of this type with a
-  // primitive. What it allocates once for all primitives is in hidden_bytes() of any product.
+  // primitive. Memory that it allocates once for all primitives is in hidden_bytes() of any product.
   virtual std::size_t primitive_bytes(Dtype type) const = 0;
   virtual bool has_bf16() const = 0;     // whether this CPU has bf16 instructions
   virtual std::string name() const = 0;  // everything that bits depend on: "oneDNN 2.6.3 for avx512_core"

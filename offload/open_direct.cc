@@ -31,7 +31,7 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-// What messages call a file without a name.
+// The name that messages give a file without a name.
 std::string name_of_unnamed(const std::string& folder) {
   return fmt::format("the file without a name in '{}'", folder);
 }

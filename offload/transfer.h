@@ -117,7 +117,7 @@ struct Block {
   Outcome try_again(std::exception_ptr* error, int error_number);
 };
 
-// Queues blocks, for each urgency and direction in the order of the calls. Those of kNow come first. Of one
+// Queues blocks, for each urgency and direction in the order of the calls. Blocks of kNow come first. Of one
 // urgency reads and writes alternate where both wait, so that no read waits behind all writes. Thread rule:
 // its owner guards it.
 class BlockQueue {

@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <limits>
 
-// The constants of a step, for arithmetic-inl.h. Those of an optimizer are computed in f64 and rounded once.
-// Private to this room.
+// The constants of a step, for arithmetic-inl.h. An optimizer's constants are computed in f64 and rounded
+// once. Private to this room.
 namespace sluice::optim {
 
 // Scaling and clipping of a gradient's elements, applied before anything else.

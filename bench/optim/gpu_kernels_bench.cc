@@ -29,7 +29,7 @@ struct Options {
   bool json = false;
 };
 
-// What is launched: by the place in memory at which it begins.
+// A launch on arrays that begin at a given place in memory.
 struct Work {
   std::string name;
   std::size_t elements;

@@ -117,7 +117,7 @@ def seconds_of(found: dict[str, Any]) -> float:
 
 
 def in_its_memory(run: Run, *given: Any) -> str:
-    """What is predicted where each rank has the memory of its GPU alone."""
+    """Returns the prediction where each rank has the memory of its GPU alone."""
     try:
         return f"{share_of_peak(run, plan(*given)):.1%}"
     except DoesNotFitError:
