@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sluice
 import sluice.torch
+from sluice.torch import _units
 
 
 def failing_at(monkeypatch, unit, also=()):
@@ -80,6 +81,14 @@ def test_modules_that_the_user_lists_are_units_of_their_own():
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     wrap(model, "memory", units=["2", "0"])
     assert units_in(model) == {"2": ["2.weight", "2.bias"], "0": ["0.weight", "0.bias"], "1": ["1.weight", "1.bias"]}
+
+
+def test_many_small_modules_are_each_counted_a_few_times(monkeypatch):
+    counted, bytes_of = [], _units._bytes
+    monkeypatch.setattr(_units, "_bytes", lambda p: counted.append(p) or bytes_of(p))
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(500)))
+    (whole,) = _units.find_units(model)
+    assert len(whole.parameters) == 1000 and len(counted) <= 4 * 1000
 
 
 def test_either_name_of_a_tied_parameter_will_do():

@@ -285,12 +285,15 @@ def _repeated(module: torch.nn.Module) -> set[str]:
 
 def _merge_small(groups: Sequence[Group], by_calls: bool) -> list[Group]:
     merged: list[Group] = []
+    size = 0  # of the last one
     for group in groups:
         together = merged and (not by_calls or merged[-1].within == group.within)
-        if together and merged[-1].bytes + group.bytes <= _SMALLEST:
-            merged[-1] = dataclasses.replace(merged[-1], parameters=merged[-1].parameters + group.parameters)
+        if together and size + group.bytes <= _SMALLEST:
+            merged[-1].parameters.extend(group.parameters)
+            size += group.bytes
         else:
-            merged.append(group)
+            merged.append(dataclasses.replace(group, parameters=list(group.parameters)))
+            size = group.bytes
     return merged
 
 
