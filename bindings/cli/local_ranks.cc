@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 
+#include "bindings/cli/signals.h"
 #include "core/error.h"
 #include "core/text_file.h"
 
@@ -57,17 +58,10 @@ pid_t start(int rank, int memory) {
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
   std::vector<std::string> words = own_words(), variables = environment_of(rank);
-  // This process's threads block the stop signals, which StopSignals waits for; the child must not.
-  posix_spawnattr_t attributes;
-  ::posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  // It inherits that the stop signals are blocked, so that one that comes early waits for its StopSignals.
   pid_t process = 0;
-  const int error = ::posix_spawn(&process, "/proc/self/exe", &files, &attributes, pointers_to(words).data(),
+  const int error = ::posix_spawn(&process, "/proc/self/exe", &files, nullptr, pointers_to(words).data(),
                                   pointers_to(variables).data());
-  ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&files);
   if (error != 0) fail(ErrorCode::kIo, "rank {} could not be started: {}", rank, errno_text(error));
   return process;
@@ -96,6 +90,7 @@ int LocalRanks::own_rank() {
 LocalRanks::LocalRanks(int ranks, const comm::Deadlines& deadlines) {
   const int rank = own_rank();
   if (rank > 0) {
+    StopSignals::pass_on_to(::getppid());
     memory_ = std::make_unique<comm::LocalMemory>(kMemoryDescriptor);
     if (rank >= ranks || memory_->ranks() != ranks)
       fail(ErrorCode::kInvalidArgument, "{} is {}, which is set by the rank 0 of a run alone; unset it",
@@ -103,6 +98,7 @@ LocalRanks::LocalRanks(int ranks, const comm::Deadlines& deadlines) {
   } else {
     memory_ = std::make_unique<comm::LocalMemory>(ranks, kRing);
     start_others(ranks);
+    StopSignals::end_with_this(started_);
   }
   communicator_.emplace(comm::make_local_links(*memory_, rank), deadlines.of_ranks_started_together(),
                         ledger_);
@@ -138,6 +134,7 @@ LocalRanks::~LocalRanks() {
     watch_.join();
   }
   communicator_.reset();
+  StopSignals::end_with_this({});
   for (const pid_t process : started_) wait_for(process);
 }
 

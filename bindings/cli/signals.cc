@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <mutex>
 #include <string>
 
 namespace sluice::cli {
@@ -12,6 +13,9 @@ namespace {
 
 std::atomic<int> received{0};
 std::atomic<bool> in_steps{false};
+std::atomic<pid_t> rank_0{0};  // the process that this one passes requests on to, or 0
+std::mutex guard;
+std::vector<pid_t> others;  // guarded: the processes that end with this one
 
 sigset_t stop_signals() {
   sigset_t set;
@@ -23,9 +27,15 @@ sigset_t stop_signals() {
   return set;
 }
 
+void kill_others() {
+  const std::lock_guard lock(guard);
+  for (const pid_t process : others) ::kill(process, SIGKILL);
+}
+
 void stop_at_once() {
   static constexpr char kText[] = "\nsluice: stopped at once; checkpoints that were saved before remain\n";
   (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
+  kill_others();
   ::_exit(128 + SIGINT);
 }
 
@@ -36,11 +46,16 @@ void stop_before_steps(const std::atomic<bool>& ended) {
   constexpr int kLooks = 25;
   for (int look = 0; look < kLooks; ++look) {
     if (in_steps || ended) return;
+    if (const pid_t first = rank_0; first != 0) {
+      if (::getppid() == first) ::kill(first, SIGTERM);
+      return;
+    }
     std::this_thread::sleep_for(kBetweenLooks);
   }
   const std::string text =
       fmt::format("sluice: stopped by {} before the first step; nothing was saved\n", StopSignals::name());
   (void)!::write(STDERR_FILENO, text.data(), text.size());
+  kill_others();
   ::_exit(0);
 }
 
@@ -68,6 +83,12 @@ StopSignals::~StopSignals() {
   ::pthread_kill(waiting_.native_handle(), SIGUSR1);
   waiting_.join();
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+void StopSignals::pass_on_to(pid_t process) { rank_0 = process; }
+void StopSignals::end_with_this(const std::vector<pid_t>& processes) {
+  const std::lock_guard lock(guard);
+  others = processes;
 }
 
 void StopSignals::begin_steps() { in_steps = true; }

@@ -1,8 +1,10 @@
 #pragma once
 #include <signal.h>
+#include <sys/types.h>
 
 #include <atomic>
 #include <thread>
+#include <vector>
 
 namespace sluice::cli {
 
@@ -20,6 +22,12 @@ class StopSignals {
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
+
+  // For the ranks of a run, which stop together. Rank 0 names the processes that it kills where a signal ends
+  // it before the run's own end, and each other rank the process of rank 0, its parent, to which it passes a
+  // request from before its begin_steps().
+  static void end_with_this(const std::vector<pid_t>& processes);
+  static void pass_on_to(pid_t process);
 
   // From now on the computing code polls requested().
   static void begin_steps();

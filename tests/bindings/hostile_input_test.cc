@@ -1,7 +1,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include "bindings/sluice_process.h"
+#include "bindings/ranks_runs.h"
 #include "testing.h"
 
 // What a person might put in the program's way on purpose: it says so, ends by itself, and changes nothing.
@@ -111,8 +111,8 @@ TEST_F(HostileInputTest, PlanningADeepModelTakesTimeByItsLayers) {
 }
 
 // Waits until the process takes signals as requests; before that they end it as they end any other.
-void wait_for_signals(const SluiceProcess& process) {
-  const std::string path = "/proc/" + std::to_string(process.pid()) + "/status";
+void wait_for_signals(pid_t process) {
+  const std::string path = "/proc/" + std::to_string(process) + "/status";
   for (int look = 0; look < 3000; ++look) {
     const std::string status = file_text(path);
     const std::size_t at = status.find("SigBlk:\t");
@@ -128,7 +128,7 @@ void wait_for_signals(const SluiceProcess& process) {
 TEST_F(HostileInputTest, AClosedStreamBecomesNoFileOfTheRun) {
   const std::string line = shell_line(train({"--model", deep_model(1000)}), "<&- 2>&-");
   SluiceProcess process({"-c", "exec " + line}, "/bin/sh");
-  wait_for_signals(process);
+  wait_for_signals(process.pid());
   for (const char* stream : {"0", "2"})
     EXPECT_EQ(std::filesystem::read_symlink("/proc/" + std::to_string(process.pid()) + "/fd/" + stream),
               "/dev/null");
@@ -139,13 +139,34 @@ TEST_F(HostileInputTest, AStopIsHeardBeforeTheFirstStep) {
                                                 folder_.path() + ":1GiB", "--out", folder_ / "out"});
   for (const auto& [number, name] : {std::pair{SIGTERM, "SIGTERM"}, {SIGINT, "Ctrl-C"}}) {
     SluiceProcess process(words);
-    wait_for_signals(process);
+    wait_for_signals(process.pid());
     process.signal(number);
     const auto begin = steady_clock::now();
     EXPECT_EQ(process.wait(), 0) << process.error();
     EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(5));
     EXPECT_THAT(process.error(), AllOf(HasSubstr(name), HasSubstr("nothing was saved")));
     EXPECT_EQ(process.out().find("step 1"), std::string::npos);
+  }
+}
+
+TEST_F(HostileInputTest, AStopOfARankIsHeardByAllBeforeTheFirstStep) {
+  const std::vector<std::string> words =
+      train({"--model", deep_model(3'000), "--memory", "2GiB", "--disk", folder_.path() + ":1GiB", "--ranks",
+             "2", "--accumulate", "2"});
+  for (const int rank : {0, 1}) {
+    SluiceProcess process(words);
+    std::vector<pid_t> others;
+    for (const auto until = steady_clock::now() + std::chrono::seconds(30);
+         others.empty() && steady_clock::now() < until;)
+      others = children_of(process.pid());
+    ASSERT_EQ(others.size(), 1u) << process.error();
+    wait_for_signals(others[0]);
+    const auto begin = steady_clock::now();
+    ::kill(rank == 0 ? process.pid() : others[0], SIGTERM);
+    EXPECT_EQ(process.wait(), 0) << process.error();
+    EXPECT_TRUE(ends_within(others[0], std::chrono::seconds(1))) << "rank 1 goes on";
+    EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(5));
+    EXPECT_EQ(process.error(), "sluice: stopped by SIGTERM before the first step; nothing was saved\n");
   }
 }
 
