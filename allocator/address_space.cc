@@ -11,6 +11,7 @@
 #include "allocator/memory.h"
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/system.h"
 
 // Values of the kernel's interface, for older C libraries.
@@ -36,6 +37,7 @@ void unmap(std::byte* data, std::size_t bytes) {
 }
 
 std::byte* reserve_aligned(std::size_t bytes, std::string_view name) {
+  look_for_interrupt();  // a model of very many units has as many ranges
   const std::size_t wanted = bytes + kHugePage;
   void* mapped = ::mmap(nullptr, wanted, PROT_NONE, kReserved, -1, 0);
   if (mapped == MAP_FAILED)
@@ -73,6 +75,17 @@ void populate_by_this_thread(std::byte* data, std::size_t bytes, std::string_vie
   }
 }
 
+// Each of so many threads populates a piece.
+void populate_by_threads(std::byte* data, std::size_t bytes, std::size_t piece, std::string_view what) {
+  std::vector<std::future<void>> others;
+  for (std::size_t begin = piece; begin < bytes; begin += piece)
+    others.push_back(
+        std::async(std::launch::async | std::launch::deferred,  // deferred: no thread can be started
+                   populate_by_this_thread, data + begin, std::min(piece, bytes - begin), what));
+  populate_by_this_thread(data, std::min(piece, bytes), what);
+  for (std::future<void>& other : others) other.get();
+}
+
 // The kernel clears pages in the calling thread, so several threads populate faster.
 void populate(std::byte* data, std::size_t bytes, std::string_view what) {
   // Beyond a container's limit the kernel kills the process instead of returning an error. So the available
@@ -81,14 +94,11 @@ void populate(std::byte* data, std::size_t bytes, std::string_view what) {
     fail_for_memory(bytes, what, fmt::format("{} are available", format_size(available)));
   const std::size_t threads =
       std::clamp<std::size_t>(bytes / kWorthAThread, 1, static_cast<std::size_t>(usable_cpus()));
-  const std::size_t each = round_up(divide_up(bytes, threads), kHugePage);
-  std::vector<std::future<void>> others;
-  for (std::size_t begin = each; begin < bytes; begin += each)
-    others.push_back(
-        std::async(std::launch::async | std::launch::deferred,  // deferred: no thread can be started
-                   populate_by_this_thread, data + begin, std::min(each, bytes - begin), what));
-  populate_by_this_thread(data, std::min(each, bytes), what);
-  for (std::future<void>& other : others) other.get();
+  const std::size_t piece = std::min(kWorthAThread, round_up(divide_up(bytes, threads), kHugePage));
+  for (std::size_t begin = 0; begin < bytes; begin += threads * piece) {
+    look_for_interrupt();
+    populate_by_threads(data + begin, std::min(threads * piece, bytes - begin), piece, what);
+  }
 }
 
 void map_memory(std::byte* data, std::size_t bytes, std::string_view what) {

@@ -6,6 +6,7 @@
 #include "allocator/memory.h"
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
+#include "core/interrupt.h"
 #include "core/json.h"
 #include "engine/machine/link_rate.h"
 #include "engine/machine/process.h"
@@ -22,12 +23,17 @@ struct Failure {
   std::string text;  // empty: no failure
 };
 
-// Runs this rank's own part, and returns its error for the other ranks.
-Failure failure_of(const std::function<void()>& action) {
+// Runs this rank's own part, and returns its error for the other ranks. With options their function may stop
+// it, as it may not where ranks wait for each other.
+Failure failure_of(const std::function<void()>& action, const sluice_engine_options* options = nullptr) {
   try {
+    std::optional<Interruptible> interruptible;
+    if (options != nullptr) interruptible.emplace(look_of(*options));
     action();
   } catch (const Error& error) {
     return {error.code(), error.what()};
+  } catch (const CallbackStopped&) {
+    return {ErrorCode::kState, "a function of the caller stopped it"};
   } catch (const std::bad_alloc&) {
     return {ErrorCode::kBudget, "the system gave no memory"};
   } catch (const std::exception& error) {  // the other ranks wait for this one
@@ -121,12 +127,15 @@ KnownByRanks know_together(comm::Communicator& communicator, const sluice_engine
 
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options) {
   sluice_ranks* const ranks = ranks_of(options);
-  if (ranks == nullptr) return std::make_unique<sluice_engine>(make_plan(model, options, For::kEngine));
+  if (ranks == nullptr) {
+    const Interruptible interruptible(look_of(options));
+    return std::make_unique<sluice_engine>(make_plan(model, options, For::kEngine));
+  }
   comm::Communicator& communicator = ranks->communicator;
   KnownByRanks known = know_together(communicator, options);
   std::optional<Planned> planned;
   const Failure failure =
-      failure_of([&] { planned = make_plan(model, options, For::kEngine, std::move(known)); });
+      failure_of([&] { planned = make_plan(model, options, For::kEngine, std::move(known)); }, &options);
   throw_together(communicator, "the plans of engines", failure);
   compare(communicator, "the model", record_of(*planned));
   const bool again =
@@ -140,7 +149,7 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
   compare(communicator, "when gradients are summed", record_of(planned->plan));
   std::unique_ptr<sluice_engine> made;
   throw_together(communicator, "the engines",
-                 failure_of([&] { made = std::make_unique<sluice_engine>(std::move(*planned)); }));
+                 failure_of([&] { made = std::make_unique<sluice_engine>(std::move(*planned)); }, &options));
   return made;
 }
 

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -61,6 +62,8 @@ struct Planned : engine::Planned {
 inline sluice_ranks* ranks_of(const sluice_engine_options& options) {
   return options.sections == nullptr ? options.ranks : &options.sections->all;
 }
+// For an Interruptible: asks the caller, and throws CallbackStopped where that stops the call.
+std::function<void()> look_of(const sluice_engine_options& options);
 enum class For : std::uint8_t { kPlan, kEngine };  // the plan of an engine opens and measures the GPU
 // Facts that ranks have exchanged before they plan.
 struct KnownByRanks {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <future>
 #include <map>
 #include <set>
@@ -8,6 +9,7 @@
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
 #include "core/bytes.h"
+#include "core/interrupt.h"
 #include "core/system.h"
 #include "engine/machine/machine_rates.h"
 #include "engine/machine/process.h"
@@ -198,6 +200,12 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
 
 }  // namespace
 
+std::function<void()> look_of(const sluice_engine_options& options) {
+  return [stop = options.stop, context = options.stop_context] {
+    if (stop != nullptr) stop_unless_zero(stop(context));
+  };
+}
+
 Planned make_plan(const sluice_model& model, const sluice_engine_options& options, For purpose,
                   KnownByRanks known) {
   Planned made;
@@ -327,7 +335,9 @@ std::string sluice_engine::bring_in_now(const sluice::allocator::TouchServer::To
 sluice_status sluice_plan(const sluice_model* model, const sluice_engine_options* options, char** json) {
   return guarded([&] {
     char*& out = required(json, "json");
-    out = new_text(make_plan(required(model, "model"), known_part(options, "options"), For::kPlan).to_text());
+    const sluice_engine_options known = known_part(options, "options");
+    const sluice::Interruptible interruptible(look_of(known));
+    out = new_text(make_plan(required(model, "model"), known, For::kPlan).to_text());
   });
 }
 

@@ -215,6 +215,11 @@ typedef struct sluice_engine_options {
   sluice_ranks* sections;
   const uint32_t* section_units; /* [the number of these ranks times section_chunks] */
   uint32_t section_chunks;       /* of the units of each; 0: one */
+  /* Called by the calling thread from time to time while it plans and takes memory. Anything but 0 stops the
+   * call (SLUICE_CALLBACK; of ranks SLUICE_STATE, on all of them), and nothing is taken. It must not call the
+   * library. NULL: nothing stops it. */
+  int (*stop)(void* context);
+  void* stop_context;
 } sluice_engine_options;
 
 /* Gives the caller a JSON object that says where every byte would live, without taking any, as `sluice plan

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/bytes.h"
+#include "core/interrupt.h"
 #include "engine/gradients/device_gradients.h"
 #include "engine/memory/device_disk.h"
 #include "engine/memory/device_ranks.h"
@@ -186,6 +187,7 @@ std::vector<Shape> Tiers::shapes(std::size_t group, const std::vector<std::size_
 }
 
 Plan Tiers::describe(const Shape& shape, const Placed& placed) const {
+  look_for_interrupt();  // each way to run a step is described
   Plan plan;
   plan.ranks = in_.request.ranks;
   plan.knows_link = in_.rates.link.has_value();

@@ -59,6 +59,10 @@ class DeviceFacts(ctypes.Structure):
     ]
 
 
+# Stops a call by anything but 0: context.
+STOP = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p)
+
+
 class EngineOptions(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -100,6 +104,8 @@ class EngineOptions(ctypes.Structure):
         ("sections", c_void_p),
         ("section_units", POINTER(c_uint32)),
         ("section_chunks", c_uint32),
+        ("stop", STOP),
+        ("stop_context", c_void_p),
     ]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -53,6 +53,37 @@ def text_of(function: str, *arguments: Any) -> str:
         return (ctypes.string_at(text.value) if text.value else b"").decode("utf-8", "surrogateescape")
     finally:
         library().sluice_text_destroy(text)
+
+
+@contextlib.contextmanager
+def interruptible(options: _abi.EngineOptions) -> Iterator[None]:
+    """A `with` in which a call with these options, which plans or makes an engine, runs the handlers of signals. What one raises stops the
+    call, and is raised."""
+    raised: list[BaseException] = []
+    look = _look(raised)
+    next(look)
+    options.stop = _abi.STOP(look.send)
+    try:
+        yield
+    except Error:
+        if not raised:
+            raise
+    if raised:
+        raise raised.pop() from None
+
+
+def _look(raised: list[BaseException]) -> Generator[int, object, None]:
+    """What the library asks whether to stop. It is a generator, which goes on inside its `try`: a handler of a signal runs where Python code
+    begins, and a function begins outside of its `try`."""
+    try:
+        while True:
+            yield 0
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # mostly a KeyboardInterrupt
+        raised.append(error)
+    while True:
+        yield 1
 
 
 class Handle:

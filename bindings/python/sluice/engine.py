@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Union
 
 from . import _abi, _buffers, _make
-from ._handle import Handle, call, text_of
+from ._handle import Handle, call, interruptible, text_of
 from ._held import Held
 from ._library import library
 from .errors import InvalidArgumentError, StateError
@@ -34,9 +34,10 @@ Values = Union[Mapping[str, Any], Stream]
 def plan(units: Sequence[Unit], options: Options) -> dict[str, Any]:
     """Plans the place of every byte, without allocating memory, and returns the object that `sluice plan --json`
     prints. Raises BudgetError, which says which budget is short, by how much, and what would fit."""
-    with _make.model_of(_make.all_units(units, options), options.dtype) as model:
-        made: dict[str, Any] = json.loads(text_of("sluice_plan", model, ctypes.byref(_make.options_of(options))))
-        return made
+    given = _make.options_of(options)
+    with _make.model_of(_make.all_units(units, options), options.dtype) as model, interruptible(given):
+        made: dict[str, Any] = json.loads(text_of("sluice_plan", model, ctypes.byref(given)))
+    return made
 
 
 class Engine:
@@ -73,10 +74,15 @@ class Engine:
         ]
         self._view_ids = itertools.count()
         address = ctypes.c_void_p()
-        with _make.model_of(_make.all_units(self.units, options), options.dtype) as model:
-            call("sluice_engine_create", model, ctypes.byref(_make.options_of(options)), ctypes.byref(address))
-        lent = [ranks.lend() for ranks in options.groups]
-        self._handle = Handle(address.value or 0, lent)
+        given = _make.options_of(options)
+        try:
+            with _make.model_of(_make.all_units(self.units, options), options.dtype) as model, interruptible(given):
+                call("sluice_engine_create", model, ctypes.byref(given), ctypes.byref(address))
+            lent = [ranks.lend() for ranks in options.groups]
+            self._handle = Handle(address.value or 0, lent)
+        except BaseException:  # also a KeyboardInterrupt, which may come after the engine
+            library().sluice_engine_destroy(address)
+            raise
         self._finalizer = weakref.finalize(self, self._handle.close)
 
     def close(self) -> None:

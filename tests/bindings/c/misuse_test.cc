@@ -199,6 +199,20 @@ TEST_F(MisuseTest, AFunctionOfTheCallersStopsTheCall) {
                {"'values'"});
 }
 
+TEST_F(MisuseTest, AFunctionOfTheCallersStopsPlanningAndMakingAnEngine) {
+  const ModelHandle model = make_model();
+  sluice_engine_options options = options_of({}, nullptr);
+  int asked = 0;
+  options.stop_context = &asked;
+  options.stop = [](void* context) { return ++*static_cast<int*>(context); };
+  char* json = nullptr;
+  expect_error(sluice_plan(model.get(), &options, &json), SLUICE_CALLBACK, {"stopped"});
+  sluice_engine* made = nullptr;
+  expect_error(sluice_engine_create(model.get(), &options, &made), SLUICE_CALLBACK, {"stopped"});
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(made, nullptr);
+}
+
 TEST_F(MisuseTest, AFunctionOfTheCallersMayNotCallTheEngine) {
   struct Context {
     sluice_engine* engine;

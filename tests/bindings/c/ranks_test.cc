@@ -220,6 +220,10 @@ TEST_P(LocalRanksTest, PlansAgreeAndModelsAreCompared) {
     options.memory = rank == 1 ? options.reserved + 1 : options.memory;
     expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_BUDGET, {});
     options.memory = uint64_t{1} << 30;
+    if (rank == 1) options.stop = [](void*) { return 1; };
+    expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_STATE,
+                 {rank == 1 ? "a function of the caller stopped it" : "rank 1 could not make its engine"});
+    options.stop = nullptr;
     options.stage = 5;
     expect_error(sluice_engine_create(model.get(), &options, &engine), SLUICE_INVALID_ARGUMENT, {"stage 4"});
     EXPECT_EQ(engine, nullptr);

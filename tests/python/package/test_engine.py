@@ -3,6 +3,7 @@ test_optimizers.py."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -188,6 +189,44 @@ def test_an_engine_that_is_forgotten_does_not_keep_a_process_from_ending():
     )
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# A thread sends Ctrl-C, or SIGTERM, whose handler returns, once the engine has taken a part of its memory.
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import sluice
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # so that one thread populates memory
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(time.monotonic()))
+def pages():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+def send(number, least):
+    while pages() < least:
+        time.sleep(0.001)
+    sent.append(time.monotonic())
+    os.kill(os.getpid(), number)
+units = [sluice.Unit(str(u), [sluice.Parameter(f"{u}.weight", (8 << 20,))]) for u in range(4)]
+options = sluice.Options(memory="2GiB")
+before = pages()
+for number in (signal.SIGTERM, signal.SIGINT):
+    sent, thread = [], threading.Thread(target=send, args=(number, before + (64 << 20) // 4096))
+    thread.start()
+    try:
+        with sluice.Engine(units, options):
+            print(int(number), "made", heard[0] - sent[0] < 1, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted after", (pages() - before) >> 8, "MiB,", time.monotonic() - sent[0] < 1)
+    thread.join()
+"""
+
+
+def test_a_signal_is_heard_while_an_engine_takes_its_memory():
+    run = python("-c", INTERRUPTED)
+    assert (run.returncode, run.stderr) == (0, "")
+    made, interrupted = run.stdout.splitlines()
+    assert made == "15 made True"
+    assert re.fullmatch(r"interrupted after \d\d? MiB, True", interrupted), "memory was kept"
 
 
 @pytest.mark.skipif(not SLUICE.exists(), reason="the program is not built")
