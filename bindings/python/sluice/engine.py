@@ -16,7 +16,7 @@ from . import _abi, _buffers, _make
 from ._handle import Handle, call, interruptible, text_of
 from ._held import Held
 from ._library import library
-from .errors import InvalidArgumentError, StateError
+from .errors import InvalidArgumentError, StateError, knows_its_keywords
 from .model import Counters, LedgerLine, Options, Parameter, Path, Size, StepResult, Unit, size_of, whole
 from .optimizers import Optimizer
 
@@ -40,6 +40,7 @@ def plan(units: Sequence[Unit], options: Options) -> dict[str, Any]:
     return made
 
 
+@knows_its_keywords
 class Engine:
     """Allocates all memory and disk space of its plan, and frees it on close(), or when its `with` is left.
 
@@ -320,6 +321,7 @@ class Engine:
 
     # ---- checkpoints, and what goes on inside ----
 
+    @knows_its_keywords
     def save(self, out: Path, keep: int = 0, files: Mapping[str, Sequence[Any]] | None = None) -> str:
         """Writes a checkpoint into the folder `out`, whole or not at all, between steps. The newest `keep` (0: all) stay.
         files: the caller's own files, by name: each a sequence of objects with the buffer protocol, whose bytes are

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 from collections.abc import Iterable
+from typing import Any, TypeVar
+
+Called = TypeVar("Called")
 
 
 class Error(Exception):
@@ -63,6 +68,27 @@ def unexpected(function: str, name: str, known: Iterable[str]) -> TypeError:
     near = difflib.get_close_matches(name, names := sorted(known), 1)
     remedy = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}; {remedy}")
+
+
+def knows_its_keywords(called: Called, besides: Iterable[str] = ()) -> Called:
+    """Lets a function, or a class when it makes an object, say which of its keyword arguments an unknown one may stand for. besides: those
+    that it hands to another function."""
+    run: Any = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]
+    own = inspect.signature(run).parameters.values()
+    known = {each.name for each in own if each.kind != each.VAR_KEYWORD} - {"self"} | set(besides)
+    name_of_called = called.__name__  # type: ignore[attr-defined]
+
+    @functools.wraps(run)
+    def checked(*arguments: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in known:
+                raise unexpected(name_of_called, name, known)
+        return run(*arguments, **given)
+
+    if not isinstance(called, type):
+        return checked  # type: ignore[return-value]
+    called.__init__ = checked  # type: ignore[misc]
+    return called
 
 
 def error_of(status: int, text: str) -> Error:

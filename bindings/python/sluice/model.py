@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Optional, Union
 
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, knows_its_keywords
 from .optimizers import AdamW, Optimizer
 from .ranks import Ranks
 
@@ -44,6 +44,7 @@ SPAN_GRAIN = 1 << 20
 """All spans of a parameter but the last have a multiple of so many elements."""
 
 
+@knows_its_keywords
 @dataclasses.dataclass(frozen=True)
 class Parameter:
     """A tensor to be trained: its logical name, unique in the model, its shape, and its group of settings. A frozen one is
@@ -99,6 +100,7 @@ class Parameter:
         return self.shape if self.span is None else (self.span[1],)
 
 
+@knows_its_keywords
 @dataclasses.dataclass(frozen=True)
 class Unit:
     """Parameters that are needed together, such as a block's. Units are best given in the order of a forward pass."""
@@ -107,6 +109,7 @@ class Unit:
     parameters: Sequence[Parameter]
 
 
+@knows_its_keywords
 @dataclasses.dataclass(frozen=True)
 class Folder:
     """A folder on disk, and the bytes that may be allocated there; None: the free space, less a twentieth."""
@@ -134,6 +137,7 @@ def _folder(text: str) -> Folder:
     return Folder(path, None if size == "-" else size)
 
 
+@knows_its_keywords
 @dataclasses.dataclass(frozen=True)
 class DeviceFacts:
     """Facts about a GPU, from which a plan decides the place of every part, and which units the CPU updates; no bit
@@ -169,6 +173,7 @@ class Sections:
     counts: tuple[int, ...]
 
 
+@knows_its_keywords
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The options of an engine. Only `memory` must be stated.

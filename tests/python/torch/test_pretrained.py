@@ -208,6 +208,17 @@ def test_what_is_no_type(tmp_path):
         sluice.torch.from_pretrained("nowhere", memory="1GiB", torch_dtype=torch.bfloat16)
     with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'weight'; did you mean 'weights'"):
         sluice.torch.plan(torch.nn.Linear(2, 2), memory="4GiB", weight="x")
+    for call, says in [
+        (lambda: sluice.torch.wrap(torch.nn.Linear(2, 2), sluice.AdamW(), memory="4GiB", memroy="x"), r"wrap\(\).*'memroy'; did you mean 'memory'"),
+        (lambda: sluice.Options(memory="4GiB", reserve=0), r"Options\(\).*'reserve'; did you mean 'reserved'"),
+        (lambda: sluice.Unit(nme="u", parameters=[]), r"Unit\(\).*'nme'; did you mean 'name'"),
+        (lambda: sluice.Engine([], option=None), r"Engine\(\).*'option'; did you mean 'options'"),
+        (lambda: sluice.Engine.save(None, "out", kep=1), r"save\(\).*'kep'; did you mean 'keep'"),
+        (lambda: sluice.torch.close(None, value=False), r"close\(\).*'value'; did you mean 'values'"),
+        (lambda: sluice.torch.full_parameters(None, write_back=False), r"full_parameters\(\).*'write_back'; did you mean 'writeback'"),
+    ]:  # fmt: skip
+        with pytest.raises(TypeError, match=says):
+            call()
     with pytest.raises(TypeError, match=r"AdamW\(\) got an unexpected keyword argument 'learning_rate'; it has betas, eps, lr, weight_decay"):
         sluice.AdamW(learning_rate=1e-3)
 

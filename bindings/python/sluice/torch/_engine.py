@@ -21,7 +21,7 @@ import torch
 from .._library import library
 from ..device import device_of, facts_of, predicted
 from ..engine import Engine, Values, plan
-from ..errors import CorruptError, InvalidArgumentError, StateError
+from ..errors import CorruptError, InvalidArgumentError, StateError, knows_its_keywords
 from ..model import Options, Path, Unit
 from ._gpu import CPU, Account, Gpu
 from ._homes import Lent, Span
@@ -184,6 +184,7 @@ class ModelEngine(Engine):
             made["ready"] = dict(self.ready.seconds)
         return made if self.first_step is None else {**made, "pytorch": self.first_step.as_dict()}
 
+    @knows_its_keywords
     def save(self, out: Path, keep: int = 0, files: Mapping[str, Sequence[Any]] | None = None) -> str:
         """Saves as Engine does, also after forward passes, with the model's buffers (those of its state_dict()) and the settings of
         the parameter groups. A warning names what of the model the checkpoint has not. Raises StateError where a step has gradients."""
@@ -196,7 +197,7 @@ class ModelEngine(Engine):
             beside, lacking = _files_of(model, self.optimizer(), self.buffers_of_all)
             made = super().save(out, keep, {**(files or {}), **beside})
         if lacking:
-            warnings.warn(f"the checkpoint '{made}' has not {', '.join(lacking)}; save that yourself", UserWarning, stacklevel=2)
+            warnings.warn(f"the checkpoint '{made}' has not {', '.join(lacking)}; save that yourself", UserWarning, stacklevel=3)
         return made
 
     def load(self, path: Path) -> None:

@@ -378,5 +378,5 @@ def _warn_of_constructors(model: torch.nn.Module, ids: Container[int]) -> None:
             "parameters itself is not known of a model on the meta device. Where it does something, give the class an "
             "_init_weights(module) or reset_parameters() that does it, or build the model on the CPU",
             UserWarning,
-            stacklevel=6,
+            stacklevel=7,
         )

@@ -288,7 +288,8 @@ def _members(
     """The ids of a group's parameters, with the names that come with them, as from named_parameters()."""
     names = dict(model.named_parameters(remove_duplicate=False))  # a tied parameter has several
     found = []
-    for member in [members] if isinstance(members, (str, torch.Tensor)) else members:
+    several = isinstance(members, Iterable) and not isinstance(members, (str, torch.Tensor))
+    for member in members if several else [members]:
         name, given = member if isinstance(member, tuple) and len(member) == 2 else (None, member)
         p = names.get(given) if isinstance(given, str) else given
         if p is None or id(p) not in known:

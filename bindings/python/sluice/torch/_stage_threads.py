@@ -33,7 +33,7 @@ from ._prepare import Prepared
 from ._safetensors import InFiles
 from ._stages import Cut, model_of
 from ._together import Together, Which, size_and_rank
-from ._wrap import PIPELINE, check_known, full_parameters, session_of
+from ._wrap import PIPELINE, full_parameters, hands_to_wrap, session_of
 
 T = TypeVar("T")
 
@@ -478,6 +478,7 @@ class _OptimizerOfStages(Optimizer):
 # ---- what users make ----
 
 
+@hands_to_wrap
 class Pipeline(Stage):
     """A model that is cut by its layers over ranks: each trains a stage, and wraps that part alone.
 
@@ -529,7 +530,6 @@ class Pipeline(Stage):
         patience: float = 600.0,
         **options: Any,
     ) -> None:
-        check_known(Pipeline, options)
         given: dict[str, Any] = {"micro_batches": micro_batches, "pipeline": pipeline, "chunks": chunks, "stages": stages, "weights": weights}
         given |= {"silence": silence, "patience": patience}
         self._threads: Optional[_Threads] = None

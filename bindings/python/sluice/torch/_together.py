@@ -476,6 +476,6 @@ def _opened(meeting: Meeting) -> Optional[int]:
         warnings.warn(
             f"the ranks of this machine cannot exchange bytes through memory ({problems[0]}), and do so over Gloo, which is slower",
             RuntimeWarning,
-            stacklevel=7,
+            stacklevel=8,
         )
     return None

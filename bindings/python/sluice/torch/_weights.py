@@ -62,7 +62,7 @@ def stored_of(model: torch.nn.Module, folder: Path, partly: bool = True) -> dict
     if others:
         lacking = f"{_lacking(missing, folder)} and gets its first values by the model's own rules" if missing else "all is found"
         warnings.warn(
-            f"'{os.fspath(folder)}' has more than the model: {lacking}{_of_others(others)}", UserWarning, stacklevel=7
+            f"'{os.fspath(folder)}' has more than the model: {lacking}{_of_others(others)}", UserWarning, stacklevel=8
         )
     return stored
 

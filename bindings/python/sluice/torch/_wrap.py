@@ -16,7 +16,7 @@ import torch
 
 from ..engine import Engine
 from ..engine import plan as _plan
-from ..errors import InvalidArgumentError, NotFoundError, StateError, unexpected
+from ..errors import Called, InvalidArgumentError, NotFoundError, StateError, knows_its_keywords
 from ..model import DeviceFacts, Folder, Path, Size
 from ..optimizers import Optimizer as Settings
 from ._full import full
@@ -37,6 +37,7 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 PIPELINE = "_sluice_pipeline"  # the attribute of a model whose stages are in this process
 
 
+@knows_its_keywords
 def wrap(
     model: Model,
     optimizer: Optional[Settings] = None,
@@ -151,15 +152,10 @@ def checked(
     return prepared._replace(gpu=others.check_gpus(prepared.gpu, draws))
 
 
-def check_known(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raises a TypeError for a keyword argument that neither the function nor wrap(), to which it hands `options`, has."""
-    shared = _keywords(wrap) - {"weights"}
-    for name in options.keys() - shared:
-        raise unexpected(function.__name__, name, shared | _keywords(function))
-
-
-def _keywords(function: Callable[..., Any]) -> set[str]:
-    return {name for name, each in inspect.signature(function).parameters.items() if each.kind is each.KEYWORD_ONLY}
+def hands_to_wrap(called: Called) -> Called:
+    """Lets a function, or a class, that hands `options` to wrap() name what an unknown keyword argument may stand for."""
+    shared = (name for name, each in inspect.signature(wrap).parameters.items() if each.kind is each.KEYWORD_ONLY)
+    return knows_its_keywords(called, set(shared) - {"weights"})
 
 
 def move_in(
@@ -184,6 +180,7 @@ def move_in(
     return model, made
 
 
+@hands_to_wrap
 def plan(
     model: torch.nn.Module,
     optimizer: Optional[Settings] = None,
@@ -199,7 +196,6 @@ def plan(
 
     options: those of wrap().
     """
-    check_known(plan, options)
     prepared = prepare(model, optimizer, memory=memory, together=unmet(ranks), **options)
     if weights is not None:
         stored_of(model, weights)
@@ -227,6 +223,7 @@ def engine_of(model: torch.nn.Module) -> Engine:
     return session_of(model).engine
 
 
+@knows_its_keywords
 def close(model: torch.nn.Module, *, values: bool = True) -> None:
     """Closes the engine, and leaves the model's parameters plain tensors with their values, where they were: views stay
     views. Disk space is given back. Raises BudgetError, with nothing changed, where the values do not fit in the memory
@@ -241,6 +238,7 @@ def close(model: torch.nn.Module, *, values: bool = True) -> None:
 
 
 @outside_of_graphs
+@knows_its_keywords
 def full_parameters(module: torch.nn.Module, *, writeback: bool = True) -> AbstractContextManager[None]:
     """Inside of the `with` the parameters of a wrapped model, or of a module in it, may be read, and written by any means; the
     optimizer's masters follow afterwards. On a GPU, where parameters are there in calls of their modules alone, they are tensors on
@@ -264,6 +262,7 @@ def _full_of(presences: Sequence[Presence], ids: Sequence[int], writeback: bool)
 # ---- models of transformers, streamed from a folder ----
 
 
+@hands_to_wrap
 def from_pretrained(
     folder: Path,
     optimizer: Optional[Settings] = None,
@@ -280,7 +279,6 @@ def from_pretrained(
     model_class: a class of transformers, also AutoModelFor...; None: the one that config.json names. dtype: a type or its name;
     "auto" or None: the type that config.json names, else that of the first values in the files. options: those of wrap().
     """
-    check_known(from_pretrained, options)
     import transformers
 
     check_version(transformers, "from_pretrained()")
