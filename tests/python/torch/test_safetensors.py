@@ -116,12 +116,25 @@ def test_the_files_that_count_are_those_of_transformers(tmp_path):
     ({"weight": "one.safetensors", "bias": "gone.safetensors"}, sluice.NotFoundError, "gone.safetensors' is missing"),
     ({"weight": "one.safetensors", "bias": "one.safetensors", "x\x1b[31m": "one.safetensors"}, sluice.CorruptError, r"puts 'x\\x1b\[31m' in"),
     ({"weight": "../one.safetensors"}, sluice.CorruptError, "no plain file name"),
-    ({"weight": 5}, sluice.CorruptError, "no plain file name"),
+    ({"weight": 5}, sluice.CorruptError, "no index of safetensors: the tensor 'weight' is in 5, which is no plain file name"),
+    ({"weight": "a\x1b[31m.safetensors"}, sluice.CorruptError, r"is in 'a\\x1b\[31m.safetensors', which is no plain file name"),
 ])  # fmt: skip
 def test_an_index_that_is_wrong_is_refused(index, error, says, tmp_path):
     save_file(values(1.0), tmp_path / "one.safetensors")
     store_index(tmp_path, **index)
     with pytest.raises(error, match=says):
+        bias_of(tmp_path)
+
+
+@pytest.mark.parametrize("index, says", [
+    ('{"weight_map": {"weight": "one.safetensors", "bias": "one.safetensors", "bias": "two.safetensors"}}', "the key 'bias' is there twice"),
+    ("[]", "it has no object 'weight_map'"),
+    ("{", "Expecting property name"),
+])  # fmt: skip
+def test_what_is_no_index_is_refused(index, says, tmp_path):
+    save_file(values(1.0), tmp_path / "one.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(sluice.CorruptError, match=f"index.json' is no index of safetensors: {says}"):
         bias_of(tmp_path)
 
 

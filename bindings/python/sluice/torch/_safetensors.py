@@ -119,11 +119,9 @@ def _tensors_of_index(index: Path) -> dict[str, InFiles]:
     if not index.is_file():
         raise InvalidArgumentError(f"'{index}' is not a file; name a regular file")
     try:
-        files = dict(json.loads(index.read_bytes())["weight_map"])
-        if not all(isinstance(file, str) and os.path.basename(file) == file != "" for file in files.values()):
-            raise ValueError("a tensor is in what is no plain file name")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptError(f"'{index}' is no index of safetensors: {error!r}") from error
+        files = _weight_map(json.loads(index.read_bytes(), object_pairs_hook=_object))
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"'{index}' is no index of safetensors: {error}") from error
     tensors: dict[str, InFiles] = {}
     for file in sorted(set(files.values())):
         if not (index.parent / file).exists():
@@ -134,6 +132,27 @@ def _tensors_of_index(index: Path) -> dict[str, InFiles]:
                 raise CorruptError(f"'{index}' puts '{printable(name)}' in '{file}', which does not have it")
             tensors[name] = there[name]
     return tensors
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in which no key is there twice."""
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"the key '{printable(key)}' is there twice in one object")
+        made[key] = value
+    return made
+
+
+def _weight_map(index: Any) -> dict[str, str]:
+    """The file of each tensor, by the tensors' names."""
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict):
+        raise ValueError("it has no object 'weight_map', which says in which file each tensor is")
+    for name, file in files.items():
+        if not (isinstance(file, str) and os.path.basename(file) == file != "" and file.isprintable()):
+            raise ValueError(f"the tensor '{printable(name)}' is in {file!r:.80}, which is no plain file name")
+    return files
 
 
 def _tensors_of_all(folder: Path) -> dict[str, InFiles]:
