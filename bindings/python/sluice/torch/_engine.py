@@ -54,6 +54,7 @@ class ModelEngine(Engine):
     ready: Ready | None = None
     presence: weakref.ref[Any] | None = None  # a Presence of _presence.py, once the model has moved in
     optimizer: Callable[[], Any] = staticmethod(lambda: None)  # an Optimizer of _optimizer.py, as long as it lives
+    unsaved: Mapping[str, tuple[weakref.ref[torch.Tensor], int]] = {}  # buffers that a checkpoint has not, as they were then
     # Of a stage of a pipeline: the names of all stages' buffers, and what gathers them from their own.
     buffers_of_all: tuple[Sequence[str], Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] | None = None
 
@@ -194,7 +195,7 @@ class ModelEngine(Engine):
             for name in {_BUFFERS, _GROUPS} & (files or {}).keys():
                 raise InvalidArgumentError(f"'{name}' is a file of the checkpoint's own; give yours another name")
             presence.end_begun_step("saved")
-            beside, lacking = _files_of(model, self.optimizer(), self.buffers_of_all)
+            beside, lacking = _files_of(model, self)
             made = super().save(out, keep, {**(files or {}), **beside})
         if lacking:
             warnings.warn(f"the checkpoint '{made}' has not {', '.join(lacking)}; save that yourself", UserWarning, stacklevel=3)
@@ -282,8 +283,8 @@ class _FormerHome:
 # ---- what checkpoints have beside ----
 
 
-def _files_of(model: torch.nn.Module, optimizer: Any, of_all: Any) -> tuple[dict[str, list[memoryview]], list[str]]:
-    """The files, in pieces, and what cannot be saved, in words. of_all: ModelEngine.buffers_of_all."""
+def _files_of(model: torch.nn.Module, engine: ModelEngine) -> tuple[dict[str, list[memoryview]], list[str]]:
+    """The files, in pieces, and what cannot be saved, in words."""
     lacking = [
         f"the extra state of '{name}' ({type(module).__name__}.get_extra_state())"
         for name, module in model.named_modules()
@@ -291,9 +292,15 @@ def _files_of(model: torch.nn.Module, optimizer: Any, of_all: Any) -> tuple[dict
     ]
     buffers = saved_buffers(model)
     lacking += [f"the buffer '{name}' ({b.dtype}, {b.layout})" for name, b in buffers.items() if not _can_be_saved(b)]
+    lacking += [
+        f"the buffer '{name}' (persistent=False), which has changed since the model was wrapped"
+        for name, (reference, version) in unsaved_buffers(model).items()
+        if name not in engine.unsaved or engine.unsaved[name][0]() is not reference() or engine.unsaved[name][1] != version
+    ]
     buffers = {name: buffer for name, buffer in buffers.items() if _can_be_saved(buffer)}
-    if of_all is not None:
-        buffers = of_all[1](buffers)
+    if engine.buffers_of_all is not None:
+        buffers = engine.buffers_of_all[1](buffers)
+    optimizer = engine.optimizer()
     told: list[dict[str, Any]] | None = None
     if optimizer is not None:
         told = optimizer.told()
@@ -313,6 +320,13 @@ def saved_buffers(model: torch.nn.Module, recurse: bool = True) -> dict[str, tor
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
         if name not in module._non_persistent_buffers_set
     }
+
+
+def unsaved_buffers(model: torch.nn.Module) -> dict[str, tuple[weakref.ref[torch.Tensor], int]]:
+    """The other buffers, each with the number of writes to it, by which a change shows."""
+    saved = saved_buffers(model)
+    others = ((name, b) for name, b in model.named_buffers(remove_duplicate=False) if name not in saved)
+    return {name: (weakref.ref(b), 0 if b.is_inference() else b._version) for name, b in others}
 
 
 def _can_be_saved(buffer: torch.Tensor) -> bool:
