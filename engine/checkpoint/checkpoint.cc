@@ -190,14 +190,7 @@ CheckpointReader::CheckpointReader(offload::IoService& io, const std::string& fo
     : io_(io), ahead_(ahead), folder_(folder) {
   const std::string path = path_in(folder, kManifestFile);
   manifest_ = Manifest::parse(read_text_file(path), path);
-  for (const CheckpointFile& file : manifest_.files) {
-    std::error_code error;
-    const std::uint64_t found = fs::file_size(path_of(file), error);
-    if (error) fail(ErrorCode::kCorrupt, "'{}' cannot be read: {}", path_of(file), error.message());
-    if (found != file.sum.bytes)
-      fail(ErrorCode::kCorrupt, "'{}' has {} bytes, and {} were written", path_of(file), found,
-           file.sum.bytes);
-  }
+  for (const CheckpointFile& file : manifest_.files) check_bytes(path_of(file), file.sum.bytes);
 }
 
 const CheckpointFile* CheckpointReader::find(std::string_view name) const {

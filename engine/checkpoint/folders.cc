@@ -57,13 +57,7 @@ std::string defect(const std::string& folder, std::uint64_t step, Manifest& mani
     const std::string path = path_in(folder, kManifestFile);
     manifest = Manifest::parse(read_text_file(path), path);
     if (manifest.step != step) return fmt::format("its manifest is that of step {}", manifest.step);
-    for (const CheckpointFile& file : manifest.files) {
-      std::error_code error;
-      const std::uint64_t found = fs::file_size(path_in(folder, file.name), error);
-      if (error) return fmt::format("'{}': {}", file.name, error.message());
-      if (found != file.sum.bytes)
-        return fmt::format("'{}' has {} bytes, and {} were written", file.name, found, file.sum.bytes);
-    }
+    for (const CheckpointFile& file : manifest.files) check_bytes(path_in(folder, file.name), file.sum.bytes);
     return "";
   } catch (const Error& error) {
     return error.what();
@@ -71,6 +65,15 @@ std::string defect(const std::string& folder, std::uint64_t step, Manifest& mani
 }
 
 }  // namespace
+
+void check_bytes(const std::string& path, std::uint64_t written) {
+  std::error_code error, ignored;
+  const std::uint64_t found = fs::file_size(path, error);
+  if (error && fs::exists(path, ignored)) check_file(path);  // it may be a pipe, or a folder
+  if (error) fail(ErrorCode::kCorrupt, "'{}' cannot be read: {}", path, error.message());
+  if (found != written)
+    fail(ErrorCode::kCorrupt, "'{}' has {} bytes, and {} were written", path, found, written);
+}
 
 std::string checkpoint_name(std::uint64_t step) {
   return fmt::format("{}{:0{}}", kPrefix, step, kStepDigits);

@@ -14,6 +14,10 @@ std::string partial_name(std::uint64_t step);       // ".step-00000100.partial-<
 std::string removed_name(const std::string& name);  // ".step-00000100.removed-<random>"
 bool is_leftover_name(const std::string& name);
 
+// Throws Error(kCorrupt | kInvalidArgument) unless it is a file of a checkpoint with as many bytes as were
+// written.
+void check_bytes(const std::string& path, std::uint64_t written);
+
 // Makes a folder and locks it (flock). Throws Error(kIo | kState).
 Descriptor make_locked_folder(const std::string& path);
 // Deletes a leftover. Returns false, and deletes nothing, where a live process holds it.

@@ -166,6 +166,9 @@ TEST_F(CheckpointTest, DamageIsFound) {
   expect_error(ErrorCode::kCorrupt, {config, "0 bytes"}, [&] { CheckpointReader(io_, path, ahead_); });
   fs::remove(config);
   expect_error(ErrorCode::kCorrupt, {config}, [&] { CheckpointReader(io_, path, ahead_); });
+  ASSERT_EQ(::mkfifo(config.c_str(), 0600), 0);
+  expect_error(ErrorCode::kInvalidArgument, {config, "a named pipe"},
+               [&] { CheckpointReader(io_, path, ahead_); });
   expect_error(ErrorCode::kNotFound, {"manifest.json"},
                [&] { CheckpointReader(io_, folder_.path(), ahead_); });
 }
@@ -185,7 +188,7 @@ TEST_F(CheckpointTest, OnlyWholeOnesAreListed) {
   const auto broken = list_checkpoints(out()).broken;
   ASSERT_EQ(broken.size(), 3u);
   EXPECT_NE(broken[0].reason.find("manifest.json"), std::string::npos);
-  EXPECT_NE(broken[1].reason.find("'model.safetensors' has 100 bytes"), std::string::npos);
+  EXPECT_NE(broken[1].reason.find("model.safetensors' has 100 bytes"), std::string::npos);
   EXPECT_NE(broken[2].reason.find("step 60"), std::string::npos);
 }
 

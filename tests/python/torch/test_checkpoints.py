@@ -128,7 +128,7 @@ def test_a_newest_checkpoint_that_is_not_whole_is_passed_over_and_named(tmp_path
     capfd.readouterr()
     engine.load(tmp_path)
     told = capfd.readouterr().err
-    assert told.count("warning") == 1 and f"'{folders[1]}' is not a whole checkpoint: 'model.safetensors' has" in told
+    assert told.count("warning") == 1 and f"'{folders[1]}' is not a whole checkpoint: '{folders[1]}/model.safetensors' has" in told
     assert f"; '{folders[0]}' is taken" in told
     assert engine.steps == 1 and same_values(buffers_of(model), buffers[0])
     refused(folders[1], sluice.CorruptError, f"model.safetensors.*move '{folders[1]}' away to go on from .*'{folders[0]}'", model)
