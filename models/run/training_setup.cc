@@ -29,7 +29,8 @@
 namespace sluice::models {
 namespace {
 
-void check(bool valid, const char* name, double given, const char* wanted) {
+template <class Number>
+void check(bool valid, const char* name, Number given, const char* wanted) {
   if (!valid) fail(ErrorCode::kInvalidArgument, "{} must be {}, {} was given", name, wanted, given);
 }
 
@@ -65,7 +66,7 @@ void check_stages(const TrainSettings& s) {
          "--pipeline {} is the order of a pipeline's passes, and there is no pipeline: give --mesh "
          "pipeline=P, too",
          engine::name_of(s.pipeline));
-  check(s.chunks >= 1 && s.chunks <= 1024, "chunks", static_cast<double>(s.chunks), "from 1 to 1024");
+  check(s.chunks >= 1 && s.chunks <= 1024, "chunks", s.chunks, "from 1 to 1024");
   if (s.chunks > 1 && sections_of(s) == 1)
     fail(ErrorCode::kInvalidArgument,
          "--chunks {} is how many chunks of blocks each stage of a pipeline has, and there is no pipeline: "
@@ -101,9 +102,8 @@ void check_mesh(const TrainSettings& s) {
 }
 
 void check_settings(const TrainSettings& s) {
-  check(s.batch >= 1 && s.batch <= 1'000'000, "batch", static_cast<double>(s.batch), "from 1 to 1000000");
-  check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", static_cast<double>(s.accumulate),
-        "from 1 to 1000000");
+  check(s.batch >= 1 && s.batch <= 1'000'000, "batch", s.batch, "from 1 to 1000000");
+  check(s.accumulate >= 1 && s.accumulate <= 1'000'000, "accumulate", s.accumulate, "from 1 to 1000000");
   if (!s.chooses_mesh) check_mesh(s);
   if (s.chooses_mesh && s.stages)
     fail(ErrorCode::kInvalidArgument,
@@ -116,12 +116,11 @@ void check_settings(const TrainSettings& s) {
          "--reproducible, "
          "too, or leave it out",
          *s.grain);
-  if (s.grain)
-    check(*s.grain >= 1 && *s.grain <= 1024, "grain", static_cast<double>(*s.grain), "from 1 to 1024");
-  check(s.length <= 100'000'000, "seq", static_cast<double>(s.length), "at most the model's context");
-  check(s.steps >= 1, "steps", static_cast<double>(s.steps), "at least 1");
-  check(s.keep >= 1, "keep", static_cast<double>(s.keep), "at least 1");
-  check(s.eval_batches >= 1, "eval-batches", static_cast<double>(s.eval_batches), "at least 1");
+  if (s.grain) check(*s.grain >= 1 && *s.grain <= 1024, "grain", *s.grain, "from 1 to 1024");
+  check(s.length <= 100'000'000, "seq", s.length, "at most the model's context");
+  check(s.steps >= 1, "steps", s.steps, "at least 1");
+  check(s.keep >= 1, "keep", s.keep, "at least 1");
+  check(s.eval_batches >= 1, "eval-batches", s.eval_batches, "at least 1");
   check_at_least_0(s.learning_rate, "lr", "0 or more, and below 1e6");
   if (s.adamw_learning_rate) {
     check_at_least_0(s.adamw_learning_rate, "adamw-lr", "0 or more, and below 1e6");

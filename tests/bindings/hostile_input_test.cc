@@ -87,6 +87,7 @@ TEST_F(HostileInputTest, NumbersHaveBounds) {
   for (const char* prefetch : {"0", "65", "1000000", "18446744073709551615"})
     expect_refused(train({"--prefetch", prefetch}), "a prefetch depth of " + std::string(prefetch));
   expect_refused(train({"--accumulate", "1000000000"}), "accumulate");
+  expect_refused(train({"--batch", "18446744073709551615"}), "1000000, 18446744073709551615 was given");
   for (const char* flag : {"--silence", "--patience"})
     for (const char* seconds : {"0", "10000000000", "18446744073709551615"})
       expect_refused(train({"--ranks", "2", "--accumulate", "2", flag, seconds}), std::string(flag) + ": ");
