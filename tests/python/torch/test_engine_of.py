@@ -1,5 +1,7 @@
 """Calls on the engine of a wrapped model: which are allowed, and which are refused with who makes them instead."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -87,3 +89,6 @@ def test_a_folder_that_is_missing_is_said_to_be(tmp_path):
     for folder, what in ((tmp_path / "none", "does not exist"), (tmp_path, "has no config.json")):
         with pytest.raises(sluice.NotFoundError, match=rf"the folder '.*' {what}.*save_pretrained\(\)"):
             sluice.torch.from_pretrained(folder, sluice.AdamW(), memory="4GiB")
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(sluice.InvalidArgumentError, match="config.json' is not a file"):
+        sluice.torch.from_pretrained(tmp_path, memory="4GiB")

@@ -283,7 +283,10 @@ def from_pretrained(
 
     check_version(transformers, "from_pretrained()")
     name = os.fspath(folder)
-    if not os.path.isfile(os.path.join(name, "config.json")):
+    stated = os.path.join(name, "config.json")
+    if os.path.exists(stated) and not os.path.isfile(stated):
+        raise InvalidArgumentError(f"'{stated}' is not a file; name a folder in which it is a regular file")
+    if not os.path.isfile(stated):
         what = "has no config.json" if os.path.isdir(name) else "does not exist"
         raise NotFoundError(
             f"the folder '{name}' {what}; give one that save_pretrained() of transformers wrote, or that was downloaded as a "
