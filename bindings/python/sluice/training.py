@@ -23,7 +23,7 @@ from typing import IO, Any
 from ._handle import text_of
 from ._library import find_program
 from .errors import InternalError, InvalidArgumentError, SystemIOError, error_named, unexpected
-from .model import Folder, Path, Size, size_of
+from .model import Folder, Path, Size, folders_of, size_of
 from .optimizers import table
 
 
@@ -161,6 +161,7 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
             if value or name in switches:
                 yield flag if value else f"--no-{flag[2:]}"
             continue
+        value = folders_of(value) if name == "disk" else value
         for item in value if isinstance(value, (list, tuple)) else [value]:
             word = _word(item)
             if "\0" in word:

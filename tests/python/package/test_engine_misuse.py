@@ -273,6 +273,7 @@ def test_plans_that_do_not_fit(tmp_path):
         ({"dtype": "f64"}, "'f64'", "bf16", "f16"),
         ({"dtype": "f16", "master": "none", "optimizer": GROUPS}, "f16", "keep the masters"),
         ({"threads": 2**32 + 1}, "threads", "4294967297"),
+        ({"disk": {"/scratch": "1GiB"}}, "disk is {'/scratch': '1GiB'}; give a folder, 'FOLDER:SIZE'"),
         ({"held_units": -1}, "held_units"),
         ({"optimizer": [GROUPS[0], sluice.Adam()]}, "differ"),
         ({"optimizer": [sluice.SGD(), sluice.SGD(momentum=0.9)]}, "differ"),

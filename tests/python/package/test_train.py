@@ -106,6 +106,7 @@ def refusals(text, tmp_path):
     yield sluice.InvalidArgumentError, dict(model="gpt2-124"), "gpt2-124m"
     yield sluice.InvalidArgumentError, dict(steps=True), "--steps"
     yield sluice.InvalidArgumentError, dict(resume="yes"), "resume"
+    yield sluice.InvalidArgumentError, dict(disk={"/scratch": "1GiB"}), "disk is {'/scratch': '1GiB'}"
     yield sluice.InvalidArgumentError, dict(model="a\0b"), "NUL"
     yield sluice.InvalidArgumentError, dict(model="--steps"), "--steps"
     yield sluice.NotFoundError, dict(config=tmp_path / "none.json"), "none.json"
