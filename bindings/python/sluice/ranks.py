@@ -291,7 +291,7 @@ def check_deadlines(silence: float, patience: float) -> None:
     """Raises InvalidArgumentError for values that are not valid numbers of seconds to wait."""
     for name, seconds in (("silence", silence), ("patience", patience)):
         if not isinstance(seconds, (int, float)) or not 0 < seconds < 1e9:
-            raise InvalidArgumentError(f"{name} is {seconds!r}; it is a number of seconds above 0")
+            raise InvalidArgumentError(f"{name} is {seconds!r}; it is a number of seconds above 0 and below 1e9")
 
 
 def _options(silence: float, patience: float) -> _abi.RanksOptions:

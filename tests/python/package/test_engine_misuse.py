@@ -273,6 +273,8 @@ def test_plans_that_do_not_fit(tmp_path):
         ({"dtype": "f64"}, "'f64'", "bf16", "f16"),
         ({"dtype": "f16", "master": "none", "optimizer": GROUPS}, "f16", "keep the masters"),
         ({"threads": 2**32 + 1}, "threads", "4294967297"),
+        ({"threads": 4097}, "threads is 4097; it is a whole number from 0 to 4096"),
+        ({"prefetch": 65}, "prefetch is 65; it is a whole number from 0 to 64"),
         ({"disk": {"/scratch": "1GiB"}}, "disk is {'/scratch': '1GiB'}; give a folder, 'FOLDER:SIZE'"),
         ({"held_units": -1}, "held_units"),
         ({"optimizer": [GROUPS[0], sluice.Adam()]}, "differ"),

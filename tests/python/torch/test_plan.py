@@ -105,7 +105,7 @@ def test_the_memory_that_a_refusal_names_is_enough_or_it_says_why_not():
     [
         (torch.ones(6, 24), {}, r"(?s)the optimizer is tensor.*sluice.AdamW.*sample_batch="),
         (sluice.AdamW(), {"held_units": -5}, "held_units is -5; it is a whole number"),
-        (sluice.AdamW(), {"prefetch": 10**6}, "a prefetch depth of 1000000 is asked for"),
+        (sluice.AdamW(), {"prefetch": 10**6}, "prefetch is 1000000; it is a whole number from 0 to 64"),
         (sluice.AdamW(), {"units": {"a": 3}}, r"the unit 'a' has 3; names .*\['head.weight'\]"),
         (sluice.AdamW(), {"units": {"a": ["first", 3]}}, r"the unit 'a' has \['first', 3\]; names"),
         (None, {"update_in_backward": True}, "update_in_backward is given without an optimizer"),

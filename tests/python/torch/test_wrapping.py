@@ -142,6 +142,7 @@ def test_parameters_without_elements_stay_as_they_are():
         (Chain(), {"param_groups": [{"lr": 1}]}, "a parameter group is {'lr': 1}.*'params'"),
         (Chain(), {"param_groups": ["first"]}, "a parameter group is 'first'.*a dict"),
         (Chain(), {"param_groups": [{"params": [(1, 2, 3)]}]}, r"a parameter group has \(1, 2, 3\), which is no parameter"),
+        (Chain(), {"patience": 10**10}, "patience is 10000000000; it is a number of seconds above 0 and below 1e9"),
         (Chain(), {"param_groups": [{"params": None}]}, "a parameter group has None, which is no parameter"),
         (Chain(), {"param_groups": [{"params": ["first.bias"], "lr": "x"}]}, "lr is 'x'; a number"),
     ],
