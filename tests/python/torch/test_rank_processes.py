@@ -63,8 +63,8 @@ try:
         optimizer.zero_grad()
 except sluice.Error as error:
     told = [type(error).__name__, str(error), time.monotonic() - began]
-    error.__traceback__ = None
-sluice.torch.close(model, values=False)
+    optimizer.zero_grad()
+    sluice.torch.close(model, values=False)
 del model, optimizer
 gc.collect()
 if "GPU" in how:

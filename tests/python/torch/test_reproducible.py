@@ -7,6 +7,8 @@ from support.over_ranks_models import Normed
 
 import sluice
 import sluice.torch
+from sluice.torch._gradients import Arrived
+from sluice.torch._session import Session
 
 ALL = 6  # micro-batches of a step
 
@@ -54,6 +56,31 @@ def test_a_backward_pass_within_an_unknown_one_is_refused_and_not_counted():
         return model.weight.detach().clone()
 
     assert torch.equal(values(2), values(0))
+
+
+@pytest.mark.parametrize("of, method", [(Arrived, "begin_pass"), (Session, "end_backward")])
+def test_where_a_failed_backward_pass_is_handled_the_model_trains_on_and_is_closed(of, method, monkeypatch):
+    """The error's traceback has the variables of what runs when a pass begins or ends."""
+    proper, left = getattr(of, method), [sluice.StateError("rank 1 is gone")]
+
+    def failing_once(self):
+        if left:
+            raise left.pop()
+        proper(self)
+
+    monkeypatch.setattr(of, method, failing_once)
+    model, optimizer = sluice.torch.wrap(
+        torch.nn.Linear(16, 4), sluice.SGD(lr=0.1), memory="4GiB", reserve="64MiB", reproducible=True, accumulate=1
+    )
+    with pytest.raises(ValueError, match="handled"):
+        try:
+            model(torch.ones(4, 16)).square().mean().backward()
+        except sluice.StateError as error:
+            optimizer.zero_grad()
+            model(torch.ones(4, 16)).square().mean().backward()
+            optimizer.step()
+            sluice.torch.close(model)
+            raise ValueError("handled") from error
 
 
 def test_any_number_of_ranks_gives_the_same_bits_at_every_stage(pools):

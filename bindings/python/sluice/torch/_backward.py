@@ -111,8 +111,8 @@ class Users:
             waits = self._thread in (None, me) or (_waits[self._thread or 0] > 0 and not made.is_own)
             if not waits or any(made.is_own if other.thread != me else made.begun <= other.begun for other in self._passes.values()):
                 _refuse()
-            end = _End(self, number, ended)
-            torch.autograd.Variable._execution_engine.queue_callback(end)  # keeps it until the pass ends, in whichever way
+            # PyTorch keeps it until the pass ends, in whichever way; a traceback would keep a variable of this function's for longer.
+            torch.autograd.Variable._execution_engine.queue_callback(_End(self, number, ended))
             is_outermost = not self._passes
             self._passes[number] = made
         if is_outermost:
@@ -150,14 +150,23 @@ class _End:
     """An object that autograd keeps until a backward pass ends, in whichever way. It calls `ended` then where there was no error."""
 
     def __init__(self, users: Users, number: int, ended: Callable[[], object] | None) -> None:
-        self._users, self._number, self._ended, self._is_done = users, number, ended, False
+        self._users, self._number, self._ended, self._is_done, self._is_dropped = users, number, ended, False, False
 
     def __call__(self) -> None:
         self._is_done = True
-        self._users._end_pass(self._number)
+        try:
+            self._users._end_pass(self._number)
+        except BaseException:
+            self._drop()  # the traceback keeps this for as long as the user handles the error
+            raise
 
     def __del__(self) -> None:
-        self._users._drop_pass(self._number, self._is_done, self._ended)
+        self._drop()
+
+    def _drop(self) -> None:
+        if not self._is_dropped:
+            self._is_dropped = True
+            self._users._drop_pass(self._number, self._is_done, self._ended)
 
 
 def _refuse() -> NoReturn:
