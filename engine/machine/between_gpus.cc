@@ -204,8 +204,11 @@ BetweenGpus try_nccl(comm::Communicator& communicator, Device& device, std::uint
   return found;
 }
 
-void say(const comm::Communicator& communicator, const char* what, const BetweenGpus& found) {
-  if (found.bytes_a_second == 0 && communicator.rank() == 0) log().info("{}: {}", what, found.problem);
+// Rank 0 says what keeps GPUs from it, unless its own options do.
+void say(const comm::Communicator& communicator, const char* what, const BetweenGpus& found,
+         const std::string& refused) {
+  if (found.bytes_a_second == 0 && communicator.rank() == 0 && refused.empty())
+    log().info("{}: {}", what, found.problem);
 }
 
 }  // namespace
@@ -213,14 +216,14 @@ void say(const comm::Communicator& communicator, const char* what, const Between
 BetweenGpus measure_reads_between_gpus(comm::Communicator& communicator, Device& device, std::uint64_t bytes,
                                        const std::string& refused) {
   BetweenGpus found = try_reads(communicator, device, bytes, refused);
-  say(communicator, "GPUs read nothing of each other's memory", found);
+  say(communicator, "GPUs read nothing of each other's memory", found, refused);
   return found;
 }
 
 BetweenGpus measure_nccl(comm::Communicator& communicator, Device& device, std::uint64_t bytes,
                          const std::string& refused) {
   BetweenGpus found = try_nccl(communicator, device, bytes, refused);
-  say(communicator, "GPUs exchange nothing by NCCL", found);
+  say(communicator, "GPUs exchange nothing by NCCL", found, refused);
   return found;
 }
 

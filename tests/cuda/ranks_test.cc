@@ -417,6 +417,24 @@ TEST_F(RanksOnGpusTest, WhyGpusDoNotMeetIsSaidOnceAndSoon) {
   }
 }
 
+TEST_F(RanksOnGpusTest, NothingIsSaidOfLinksThatRank0DoesNotWant) {
+  SLUICE_NEEDS_THE_FAKE();
+  device_.reset();
+  fake()->begin({.devices = 2});
+  for (const bool by_rank_0 : {true, false}) {
+    testing::internal::CaptureStderr();
+    comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
+      const std::unique_ptr<Device> device = open_for(of);
+      const bool wants_others = (of.rank() == 0) == by_rank_0;
+      const BetweenGpus found =
+          measure_reads_between_gpus(of, *device, 64 * kMiB, wants_others ? "options.links is 'nccl'" : "");
+      EXPECT_NE(found.problem, "");
+    });
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(log.find("GPUs read nothing") == std::string::npos, by_rank_0) << log;
+  }
+}
+
 // The ranks of which a GPU is well end with the same error, soon, wherever they wait.
 TEST_F(RanksOnGpusTest, AGpuThatFailsEndsAllRanks) {
   SLUICE_NEEDS_THE_FAKE();
