@@ -277,6 +277,10 @@ def test_a_rank_without_a_gpu_is_told(pool):
     assert first[1] and first[0].startswith("StateError: rank 1 has an error, so that no rank goes on: device is 'cuda', which is GPU 2")
     assert second[1] and second[0].startswith("InvalidArgumentError: device is 'cuda', which is GPU 2 on the rank with LOCAL_RANK=2, and this")
 
+    first, second = pool.call("placed_on_gpus", of_ranks=[{}, {"device": "cuda:5"}])
+    assert first[1] and "rank 1" in first[0] and "sees 2 GPUs" in first[0], first
+    assert second[1] and second[0].startswith("InvalidArgumentError: device is 'cuda:5', and this process sees 2 GPUs"), second
+
 
 SHARED = {"device": "cuda:0", "device_memory": "400MiB"}
 

@@ -265,6 +265,11 @@ class Driver:
         return text.value.decode("utf-8", "replace")
 
     def _device(self, index: int) -> ctypes.c_int:
+        if index >= (count := self.count()):
+            raise InvalidArgumentError(
+                f"device is 'cuda:{index}', and this process sees {count} GPU{'s' * (count > 1)}, of which the first is 'cuda:0'; give "
+                "another number, or look at CUDA_VISIBLE_DEVICES and nvidia-smi"
+            )
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), index)
         return device
