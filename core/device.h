@@ -41,6 +41,7 @@ struct DeviceInfo {
   int index = 0;  // index among the devices visible to this process
   std::string name;
   std::string pci_address;       // "0000:1b:00.0"
+  std::string uuid;              // no other GPU has it, and no other MIG instance of the same card
   int major = 0, minor = 0;      // the compute capability
   int multiprocessors = 0;       // number of SMs
   int copy_engines = 0;          // number of copies that may run concurrently

@@ -1,7 +1,10 @@
 #include "core/device.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <cstdlib>
+#include <string_view>
 
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
@@ -146,14 +149,33 @@ void measure(const sluice_engine_options& options, Planned& made) {
   engine::measure_gpu(work, made.rates);
 }
 
+// Returns the index that is named, or else, of one of several ranks, that of LOCAL_RANK.
+int index_of_gpu(const sluice_engine_options& options) {
+  if (options.device == SLUICE_FIRST_DEVICE) return 0;
+  const char* const local_rank = ranks_of(options) == nullptr ? nullptr : std::getenv("LOCAL_RANK");
+  if (options.device != 0 || local_rank == nullptr) return static_cast<int>(options.device);
+  const std::string_view text = local_rank;
+  unsigned index = 0;
+  if (std::from_chars(text.data(), text.data() + text.size(), index).ec != std::errc()) return 0;
+  const auto count = static_cast<unsigned>(device_count());
+  if (count == 1) return 0;  // other ranks see others
+  if (index >= count)
+    fail(ErrorCode::kInvalidArgument,
+         "options.device names no GPU, so that it is GPU {} on the rank with LOCAL_RANK={}, and this process "
+         "sees {} GPUs; start as many ranks on a machine as it has GPUs, look at CUDA_VISIBLE_DEVICES, or "
+         "name the GPU of each rank",
+         index, text, count);
+  return static_cast<int>(index);
+}
+
 }  // namespace
 
 std::unique_ptr<Device> open_fitting(const sluice_engine_options& options) {
-  std::unique_ptr<Device> device = open_device(static_cast<int>(options.device));
+  std::unique_ptr<Device> device = open_device(index_of_gpu(options));
   if (options.device_memory > device->info().memory)
     fail(ErrorCode::kBudget,
          "options.device_memory is {}, and GPU {} ({}) has {}; state less, with room for CUDA itself",
-         format_size(options.device_memory), options.device, device->info().name,
+         format_size(options.device_memory), device->info().index, device->info().name,
          format_size(device->info().memory));
   return device;
 }
@@ -199,7 +221,8 @@ void check_links(const sluice_engine_options& options, const engine::BetweenGpus
 void check_device(const sluice_engine_options& options) {
   (void)links_of(options);
   if (options.device_memory == 0) {
-    if (options.device != 0 || options.device_reserved != 0)
+    const bool is_named = options.device != 0 && options.device != SLUICE_FIRST_DEVICE;
+    if (is_named || options.device_reserved != 0)
       fail(
           ErrorCode::kInvalidArgument,
           "options.device is {}, options.device_reserved {}, and options.device_memory 0, with which the CPU "

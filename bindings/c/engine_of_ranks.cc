@@ -1,7 +1,11 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <exception>
 #include <functional>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "allocator/memory.h"
 #include "bindings/c/handles.h"
@@ -103,6 +107,33 @@ void compare(comm::Communicator& communicator, const char* call, const Json& rec
   }
 }
 
+// Collective. Throws, on all ranks alike, where two of them have one GPU and were not told to share it.
+// Returns whether all compute on GPUs.
+bool check_gpus(comm::Communicator& communicator, const sluice_engine_options& options, const Device* gpu) {
+  Json own;
+  if (gpu != nullptr)
+    own = {{"uuid", gpu->info().uuid},
+           {"name", fmt::format("{}, '{}'", gpu->info().pci_address, gpu->info().name)},
+           {"shared", options.device != 0 && options.device_facts != nullptr}};
+  std::map<std::string, std::vector<std::size_t>> ranks_of_gpu;
+  std::vector<Json> all;
+  for (const std::string& text : engine::exchange(communicator, "which GPUs compute", own.dump())) {
+    const std::size_t rank = all.size();
+    const Json& given = all.emplace_back(Json::parse(text));
+    if (!given.is_null()) ranks_of_gpu[given.at("uuid").get<std::string>()].push_back(rank);
+  }
+  for (const auto& [uuid, ranks] : ranks_of_gpu)
+    if (ranks.size() > 1 &&
+        !std::ranges::all_of(ranks, [&](std::size_t r) { return all[r].at("shared").get<bool>(); }))
+      fail(ErrorCode::kInvalidArgument,
+           "ranks {} of one host are on one GPU ({}); give each one of its own, by its number "
+           "(options.device) or by the environment variable LOCAL_RANK, and start as many ranks as there are "
+           "GPUs. To let them share that one, give its number and options.device_facts on each of them, and "
+           "options.device_memory so that all fit",
+           fmt::join(ranks, ", "), all[ranks.front()].at("name").get<std::string>());
+  return std::ranges::none_of(all, &Json::is_null);
+}
+
 // Collective. All ranks open their GPUs before they find out how these exchange data.
 KnownByRanks know_together(comm::Communicator& communicator, const sluice_engine_options& options) {
   KnownByRanks known;
@@ -112,9 +143,7 @@ KnownByRanks know_together(comm::Communicator& communicator, const sluice_engine
                    check_device(options);
                    if (options.device_memory > 0) known.gpu = open_fitting(options);
                  }));
-  const std::vector<std::string> all =
-      engine::exchange(communicator, "what computes", known.gpu == nullptr ? "the CPU" : "a GPU");
-  if (std::ranges::count(all, "a GPU") != std::ssize(all)) return known;
+  if (!check_gpus(communicator, options, known.gpu.get())) return known;
   if (options.ranks != nullptr)
     known.between_gpus = know_links(options, options.ranks->communicator, *known.gpu, known.link);
   throw_together(communicator, "what joins GPUs", failure_of([&] {

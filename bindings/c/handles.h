@@ -67,9 +67,9 @@ std::function<void()> look_of(const sluice_engine_options& options);
 enum class For : std::uint8_t { kPlan, kEngine };  // the plan of an engine opens and measures the GPU
 // Facts that ranks have exchanged before they plan.
 struct KnownByRanks {
-  std::optional<engine::Link> link = {};  // the connection between them; nothing: unknown
-  std::unique_ptr<Device> gpu = {};       // this rank's GPU; null: not opened
-  engine::BetweenGpus between_gpus = {};  // how they exchange data
+  std::optional<engine::Link> link = {};   // the connection between them; nothing: unknown
+  std::unique_ptr<Device> gpu = {};        // this rank's GPU; null: not opened
+  engine::BetweenGpus between_gpus = {};   // how they exchange data
 };
 Planned make_plan(const sluice_model& model, const sluice_engine_options& options, For purpose,
                   KnownByRanks known = {});
@@ -81,8 +81,8 @@ void check_device(const sluice_engine_options& options);
 // Returns the tier of updates that the options request for a GPU; nothing: the plan chooses. Throws for an
 // impossible request.
 std::optional<allocator::Tier> updates_of(const sluice_engine_options& options);
-// Opens the GPU that computes, if any. Throws as open_device(), and Error(kBudget) for a GPU that is too
-// small.
+// Opens the GPU that computes, if any. Throws as open_device(), Error(kInvalidArgument) where LOCAL_RANK is
+// to choose it and this process sees too few, and Error(kBudget) for a GPU that is too small.
 std::unique_ptr<Device> open_fitting(const sluice_engine_options& options);
 // Collective: finds how fast all ranks' GPUs exchange data, by reads of each other's memory if they can, or
 // else by NCCL where that is faster than `link`, as far as options.links allows it.

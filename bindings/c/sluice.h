@@ -160,6 +160,7 @@ SLUICE_API sluice_status sluice_optimizer_check(const char* optimizer, const slu
 /* The ranks that train a model together; see sluice_ranks.h, which this header includes. */
 typedef struct sluice_ranks sluice_ranks;
 #define SLUICE_STAGE(number) ((number) + 1u)
+#define SLUICE_FIRST_DEVICE UINT32_MAX
 /* The known facts of a GPU; see sluice_device.h, which this header includes. */
 typedef struct sluice_device_facts sluice_device_facts;
 typedef struct sluice_engine_options {
@@ -206,7 +207,7 @@ typedef struct sluice_engine_options {
   /* For an engine that computes on a GPU: see sluice_device.h. */
   uint64_t device_memory;   /* the budget of the GPU's memory; 0: the CPU computes */
   uint64_t device_reserved; /* the part of it that the engine leaves to CUDA and to the caller */
-  uint32_t device;          /* the GPU's index among those that this process may use */
+  uint32_t device;     /* the GPU's index among those that this process may use; see sluice_device.h for 0 */
   const char* updates; /* the device of updates then, "gpu" or "cpu"; NULL: the plan chooses, unit by unit */
   const sluice_device_facts* device_facts; /* NULL: measured, and assumed by sluice_plan() */
   const char* links; /* of ranks on GPUs: "gpus", "nccl" or "host"; NULL: what was measured decides */

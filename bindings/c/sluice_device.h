@@ -46,17 +46,20 @@
  * its contents are undefined, or it is not mapped, which is an error of the GPU's. So options.serve_touches
  * is refused.
  *
- * Ranks: each may have a GPU of its own (options.device). Two ranks may share one if their budgets fit and
- * options.device_facts is given, since a measurement beside another rank is wrong. Either all ranks compute
- * on GPUs, or all on the CPU. Where the GPUs of one host access each other's memory, over NVLink or PCIe,
- * they sum gradients and gather updated partitioned state directly. Otherwise, on several hosts, too, NCCL
- * carries these where it can be loaded and is measured to be faster than what else joins the ranks, or with
- * options.links "nccl". ($SLUICE_NCCL may name its file. It takes memory of the GPU, which is counted as
- * CUDA's.) Else, and with "host", or where a step is predicted to be shorter so, they pass through registered
- * host memory; so do gradients that wait in host memory for updates by the CPU. With "gpus" or "nccl", a lack
- * of that is an error (SLUICE_IO). GPUs of one host copy partitioned parameters from the owner's shard: in
- * the memory of GPUs that access each other and update them there, if they fit; else in host memory that all
- * ranks map. The bits are those of ranks on the CPU.
+ * Ranks: each has a GPU of its own. options.device is its index; with 0 it is that of the environment
+ * variable LOCAL_RANK where that is set and the process sees several GPUs, and otherwise the first one, which
+ * SLUICE_FIRST_DEVICE names in any case. Two ranks share a GPU if both name it so and give
+ * options.device_facts, since a measurement beside another rank is wrong, and if their budgets fit;
+ * otherwise two ranks on one GPU are an error. Either all ranks compute on GPUs, or all on the CPU. Where the
+ * GPUs of one host access each other's memory, over NVLink or PCIe, they sum gradients and gather updated
+ * partitioned state directly. Otherwise, on several hosts, too, NCCL carries these where it can be loaded and
+ * is measured to be faster than what else joins the ranks, or with options.links "nccl". ($SLUICE_NCCL may
+ * name its file. It takes memory of the GPU, which is counted as CUDA's.) Else, and with "host", or where a
+ * step is predicted to be shorter so, they pass through registered host memory; so do gradients that wait in
+ * host memory for updates by the CPU. With "gpus" or "nccl", a lack of that is an error (SLUICE_IO). GPUs of
+ * one host copy partitioned parameters from the owner's shard: in the memory of GPUs that access each other
+ * and update them there, if they fit; else in host memory that all ranks map. The bits are those of ranks on
+ * the CPU.
  *
  * With options.stage for stage 2 or 3, and one of options.micro_batches for each rank, gradients are summed
  * in backward, and a rank keeps only its own part of each: they can be measured, multiplied and dropped, but

@@ -148,6 +148,9 @@ DeviceInfo describe(const Driver& driver, CUdevice device, int index) {
   info.name = text.data();
   driver.check(driver.cuDeviceGetPCIBusId(text.data(), text.size(), device), "cuDeviceGetPCIBusId");
   for (const char c : std::string(text.data())) info.pci_address += static_cast<char>(std::tolower(c));
+  CUuuid uuid{};
+  driver.check(driver.cuDeviceGetUuid(&uuid, device), "cuDeviceGetUuid");
+  for (const char byte : uuid.bytes) info.uuid += fmt::format("{:02x}", static_cast<unsigned char>(byte));
   info.major = attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
   info.minor = attribute(driver, device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   info.multiprocessors = attribute(driver, device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);

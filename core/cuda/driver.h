@@ -16,6 +16,7 @@
   X(cuDeviceGet)                       \
   X(cuDeviceGetName)                   \
   X(cuDeviceGetPCIBusId)               \
+  X(cuDeviceGetUuid)                   \
   X(cuDeviceGetAttribute)              \
   X(cuDeviceTotalMem)                  \
   X(cuDevicePrimaryCtxRetain)          \

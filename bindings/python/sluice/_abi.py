@@ -62,6 +62,8 @@ class DeviceFacts(ctypes.Structure):
 # Stops a call by anything but 0: context.
 STOP = ctypes.CFUNCTYPE(ctypes.c_int, c_void_p)
 
+FIRST_DEVICE = 2**32 - 1
+
 
 class EngineOptions(ctypes.Structure):
     _fields_ = [

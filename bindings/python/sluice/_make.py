@@ -199,7 +199,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         micro_batches=whole(given.micro_batches, "micro_batches"),
         device_memory=size_of(given.device_memory, "device_memory"),
         device_reserved=size_of(given.device_reserved, "device_reserved"),
-        device=whole(given.device, "device", 2**31),
+        device=0 if given.device is None else whole(given.device, "device", 2**31) or _abi.FIRST_DEVICE,
         updates=None if given.updates is None else text(given.updates, "updates"),
         device_facts=_facts(given.device_facts),
         links=None if given.links is None else text(given.links, "links"),

@@ -217,7 +217,9 @@ class Options:
     device_memory: the budget of a GPU's memory, and makes the engine compute on the GPU; 0: the CPU computes.
     device_reserved: the part of device_memory that the engine leaves to the caller. The memory of CUDA's context is counted in
         addition.
-    device: the index of the GPU among those that the process may use.
+    device: the index of the GPU among those that the process may use. None: with `ranks` that of the environment variable LOCAL_RANK, where
+        that is set and the process sees several GPUs, and otherwise the first one. Ranks share a GPU only if each gives its index and
+        device_facts.
     updates: the processor of updates where a GPU computes, "gpu" or "cpu"; None: the plan chooses for each unit, and says why. Bits
         are the same.
     links: how ranks on GPUs exchange data: "gpus" of one host read each other's memory, "nccl" sends, or "host" memory is between them;
@@ -254,7 +256,7 @@ class Options:
     micro_batches: int = 0
     device_memory: Size = 0
     device_reserved: Size = 0
-    device: int = 0
+    device: Optional[int] = None
     updates: Optional[str] = None
     links: Optional[str] = None
     device_facts: Optional[DeviceFacts] = None

@@ -5,6 +5,7 @@ import ctypes
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path, of_the_cpu, options):
         assert values_of(engine) == of_the_cpu
 
 
-def of_ranks(run):
+def run_on_ranks(run):
     """What run(rank, ranks) returns on each of two ranks, which are threads."""
     descriptor = shared_memory(2)
 
@@ -102,7 +103,44 @@ def test_ranks_on_gpus_have_the_bits_of_ranks_on_the_cpu(tmp_path):
             return values_of(engine)
 
     with fake_gpu.shared(seed=3, devices=2):
-        assert of_ranks(on_a_gpu) == of_ranks(on_the_cpu)
+        assert run_on_ranks(on_a_gpu) == run_on_ranks(on_the_cpu)
+
+
+def gpus_of_ranks(tmp_path, *of_ranks):
+    """The index of the GPU of each rank, which has these options, or the error."""
+
+    def run(rank, ranks):
+        try:
+            with make_device_engine(tmp_path, ranks=ranks, threads=1, **of_ranks[rank]) as engine:
+                return engine.device()["index"]
+        except sluice.Error as error:
+            return f"{type(error).__name__}: {error}"
+
+    with fake_gpu.shared(devices=2):
+        return run_on_ranks(run)
+
+
+ON_ONE = r"InvalidArgumentError: ranks 0, 1 of one host are on one GPU \(0000:1b:00.0, 'fake GPU'\); .*options.device.*LOCAL_RANK.*device_facts"
+UNNAMED, FIRST, MEASURED = {}, {"device": 0}, {"device": 0, "device_facts": None}
+
+
+@pytest.mark.parametrize("local_rank, of_ranks, found", [
+    ("1", [FIRST, UNNAMED], [0, 1]), ("1", [UNNAMED, FIRST], [1, 0]), (None, [FIRST, {"device": 1}], [0, 1]), (None, [FIRST, FIRST], [0, 0]),
+    (None, [UNNAMED, UNNAMED], ON_ONE), ("0", [UNNAMED, FIRST], ON_ONE), (None, [FIRST, UNNAMED], ON_ONE), (None, [FIRST, MEASURED], ON_ONE),
+    ("2", [UNNAMED, UNNAMED], "InvalidArgumentError: options.device names no GPU, so that it is GPU 2 .*LOCAL_RANK=2, and this process sees 2 GPUs"),
+])  # fmt: skip
+def test_a_rank_has_the_gpu_that_it_names_or_that_of_its_place_and_shares_none_unasked(tmp_path, monkeypatch, local_rank, of_ranks, found):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    gpus = gpus_of_ranks(tmp_path, *of_ranks)
+    assert gpus == found if isinstance(found, list) else all(re.match(found, text) for text in gpus), gpus
+
+
+def test_a_process_alone_has_the_first_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with fake_gpu.shared(devices=2), make_device_engine(tmp_path) as engine:
+        assert engine.device()["index"] == 0
 
 
 def test_a_plan_joins_ranks_by_gpus_where_it_is_stated_how_fast():

@@ -287,6 +287,7 @@ SHARED = {"device": "cuda:0", "device_memory": "400MiB"}
 
 @pytest.mark.parametrize("given, says", [
     ({"devices": 1}, r"InvalidArgumentError: ranks 0 and 1 of one host are on one GPU \(0000:1b:00.0, 'fake GPU'\); .*set_device.*'cuda:0'"),
+    ({"device": "cuda:0", "device_facts": None}, r"InvalidArgumentError: ranks 0, 1 of one host are on one GPU \(0000:1b:00.0, .*device_facts"),
     ({"of_ranks": [{"device": "cuda:1"}, {}]}, r"InvalidArgumentError: ranks 0 and 1 of one host .*0000:1c:00.0.*device='cuda:1'"),
     ({"of_ranks": [{}, {"device": None, "device_memory": None, "device_facts": None}]},
      "InvalidArgumentError: rank 0 computes on GPU 0000:1b:00.0, and rank 1 on the CPU; .*device_memory on all of them, or on none"),

@@ -177,7 +177,7 @@ def prepare(
         reproducible=bool(reproducible),
         micro_batches=whole(accumulate, "accumulate"),
         device_memory=of_gpu,
-        device=0 if gpu is None else gpu.index,
+        device=None if gpu is None else gpu.index,
         sections=None if cut is None else Sections(cut.ranks, tuple(itertools.chain(*all_units)), tuple(map(len, all_units))),
         **others,
     )
