@@ -473,6 +473,9 @@ void Communicator::read_through(int relay, int owner, std::uint64_t key, std::ui
 
 void Communicator::report_work() { state_->transport->report_work(); }
 void Communicator::fail(const std::string& error, ErrorCode code) { state_->transport->fail(error, code); }
+void Communicator::describe(int rank, const std::string& text) {
+  state_->transport->describe(group_->member(rank), text);
+}
 std::string Communicator::failure() const { return state_->transport->failure(); }
 std::optional<int> Communicator::failed_rank() const { return state_->transport->failed_rank(); }
 Transport::Counters Communicator::counters() const {

@@ -114,6 +114,7 @@ class Communicator {
 
   void report_work();                                                    // as Transport::report_work()
   void fail(const std::string& error, ErrorCode code = ErrorCode::kIo);  // as Transport::fail()
+  void describe(int rank, const std::string& text);                      // as Transport::describe()
   std::string failure() const;
   std::optional<int> failed_rank() const;  // its number in the whole run
   // Messages of an exchange count as `besides` once the exchange has ended.

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -77,6 +78,16 @@ class Inbox {
     const std::lock_guard lock(mutex_);
     return failure_;
   }
+  void describe(int rank, std::string text) {
+    const std::lock_guard lock(mutex_);
+    texts_[rank] = std::move(text);
+  }
+  std::string name_of(int rank) const {
+    const std::lock_guard lock(mutex_);
+    const auto text = texts_.find(rank);
+    if (text == texts_.end() || text->second.empty()) return fmt::format("rank {}", rank);
+    return fmt::format("rank {} ({})", rank, text->second);
+  }
 
  private:
   mutable std::mutex mutex_;
@@ -84,6 +95,7 @@ class Inbox {
   std::vector<Order> orders_;
   bool stopping_ = false;
   std::optional<Failure> failure_;
+  std::map<int, std::string> texts_;  // by rank
 };
 
 }  // namespace sluice::comm

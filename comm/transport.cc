@@ -300,7 +300,8 @@ void Transport::State::see_who_is_gone(int rank) {
   while (pull(rank)) {  // all that it has sent
   }
   if (failed || peer.left) return;
-  if (!gone->in_order) return fail(rank, ErrorCode::kIo, fmt::format("rank {} is gone: {}", rank, gone->how));
+  if (!gone->in_order)
+    return fail(rank, ErrorCode::kIo, fmt::format("{} is gone: {}", inbox->name_of(rank), gone->how));
   peer.left = true;
   check_left(rank);
 }
@@ -337,7 +338,7 @@ void Transport::State::find_late() {
     if (peer == nullptr || peer->left) continue;
     if (peer->begun && wire.now - peer->heard > deadlines.silence)
       return fail(rank, ErrorCode::kIo,
-                  fmt::format("rank {} has given no sign of life for {:.3g} s", rank,
+                  fmt::format("{} has given no sign of life for {:.3g} s", inbox->name_of(rank),
                               std::chrono::duration<double>(deadlines.silence).count()));
     if (!peer->begun && deadlines.start && wire.now > *deadlines.start)
       return fail(rank, ErrorCode::kIo,
@@ -469,6 +470,8 @@ void Transport::fail(const std::string& error, ErrorCode code) {
   state_->inbox->fail({own, code, text});
   state_->inbox->post({.kind = Order::kFail, .code = code, .text = text});
 }
+
+void Transport::describe(int rank, const std::string& text) { state_->inbox->describe(rank, text); }
 
 std::optional<int> Transport::failed_rank() const {
   const auto failure = state_->inbox->failure();

@@ -113,6 +113,7 @@ bool check_gpus(comm::Communicator& communicator, const sluice_engine_options& o
   Json own;
   if (gpu != nullptr)
     own = {{"uuid", gpu->info().uuid},
+           {"gpu", fmt::format("GPU {}, {}", gpu->info().index, gpu->info().pci_address)},
            {"name", fmt::format("{}, '{}'", gpu->info().pci_address, gpu->info().name)},
            {"shared", options.device != 0 && options.device_facts != nullptr}};
   std::map<std::string, std::vector<std::size_t>> ranks_of_gpu;
@@ -120,6 +121,7 @@ bool check_gpus(comm::Communicator& communicator, const sluice_engine_options& o
   for (const std::string& text : engine::exchange(communicator, "which GPUs compute", own.dump())) {
     const std::size_t rank = all.size();
     const Json& given = all.emplace_back(Json::parse(text));
+    communicator.describe(static_cast<int>(rank), given.is_null() ? "" : given.at("gpu").get<std::string>());
     if (!given.is_null()) ranks_of_gpu[given.at("uuid").get<std::string>()].push_back(rank);
   }
   for (const auto& [uuid, ranks] : ranks_of_gpu)

@@ -87,6 +87,7 @@ def test_the_others_end_name_the_rank_that_failed_and_leave_nothing(how, stage):
     kind, text, seconds, left = json.loads(out.splitlines()[-1])
     assert kind in ("SystemIOError", "StateError") and "rank 1" in text and seconds < LIMIT / 4 and left == []
     if "killed" in how:
+        assert "GPU" not in how or "rank 1 (GPU 1, 0000:1c:00.0) is gone: its process has ended" in text
         assert status_there == -signal.SIGKILL
     else:
         assert status_there == 1 and "ValueError: the data of this rank is bad" in errors_there
