@@ -137,7 +137,7 @@ std::uint64_t context_of(Device& gpu) {
   }
 }
 
-void measure(const sluice_engine_options& options, Planned& made) {
+void measure(const sluice_engine_options& options, const std::function<void()>& begin_phase, Planned& made) {
   made.context = context_of(*made.gpu);
   Threads threads(made.threads, made.team);
   engine::GpuWork work{*made.gpu, threads, *made.optimizer, type_of_trained(made.profile.units),
@@ -146,6 +146,7 @@ void measure(const sluice_engine_options& options, Planned& made) {
   work.device_bytes = std::min<std::uint64_t>(
       left(options.device_memory, options.device_reserved + made.context), made.gpu->free_memory() / 2);
   work.host_bytes = left(options.memory, allocator::resident_bytes() + options.reserved);
+  work.begin_phase = begin_phase;
   engine::measure_gpu(work, made.rates);
 }
 
@@ -271,7 +272,7 @@ void know_device(const sluice_engine_options& options, For purpose, KnownByRanks
   if (options.device_facts != nullptr)
     take_stated(known_part(options.device_facts, "options.device_facts"), made);
   else if (made.gpu)
-    measure(options, made);
+    measure(options, known.begin_phase, made);
   join_gpus(options, purpose, std::move(known.between_gpus), made);
   if (made.request.ranks.size > 1)
     made.rates.rank_processor_seconds =

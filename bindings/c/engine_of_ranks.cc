@@ -12,6 +12,7 @@
 #include "bindings/c/status.h"
 #include "core/interrupt.h"
 #include "core/json.h"
+#include "core/log.h"
 #include "engine/machine/link_rate.h"
 #include "engine/machine/process.h"
 #include "engine/planner/planner.h"
@@ -154,6 +155,31 @@ KnownByRanks know_together(comm::Communicator& communicator, const sluice_engine
   return known;
 }
 
+// Lets ranks begin each phase of what they measure together, so that each gets the rates that it has while
+// all measure. Each rank has one while it plans; it may have fewer phases than others, as after an error.
+class Phases {
+ public:
+  explicit Phases(comm::Communicator& communicator) : communicator_(communicator) {}
+  ~Phases() {
+    try {
+      while (next("ended")) {
+      }
+    } catch (const std::exception& error) {  // the ranks have failed, which the next call reports
+      log().debug("{}", error.what());
+    }
+  }
+  Phases(const Phases&) = delete;
+  Phases& operator=(const Phases&) = delete;
+  void begin() { next("begins"); }
+
+ private:
+  // Whether another rank begins one.
+  bool next(const char* own) {
+    return std::ranges::count(engine::exchange(communicator_, "a phase of measurements", own), "begins") > 0;
+  }
+  comm::Communicator& communicator_;
+};
+
 }  // namespace
 
 std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const sluice_engine_options& options) {
@@ -165,8 +191,13 @@ std::unique_ptr<sluice_engine> make_engine(const sluice_model& model, const slui
   comm::Communicator& communicator = ranks->communicator;
   KnownByRanks known = know_together(communicator, options);
   std::optional<Planned> planned;
-  const Failure failure =
-      failure_of([&] { planned = make_plan(model, options, For::kEngine, std::move(known)); }, &options);
+  const Failure failure = failure_of(
+      [&] {
+        Phases phases(communicator);
+        known.begin_phase = [&] { phases.begin(); };
+        planned = make_plan(model, options, For::kEngine, std::move(known));
+      },
+      &options);
   throw_together(communicator, "the plans of engines", failure);
   compare(communicator, "the model", record_of(*planned));
   const bool again =

@@ -70,6 +70,7 @@ struct KnownByRanks {
   std::optional<engine::Link> link = {};   // the connection between them; nothing: unknown
   std::unique_ptr<Device> gpu = {};        // this rank's GPU; null: not opened
   engine::BetweenGpus between_gpus = {};   // how they exchange data
+  std::function<void()> begin_phase = {};  // as in engine::GpuWork
 };
 Planned make_plan(const sluice_model& model, const sluice_engine_options& options, For purpose,
                   KnownByRanks known = {});

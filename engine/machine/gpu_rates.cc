@@ -188,15 +188,21 @@ bool measure_gpu(const GpuWork& work, MachineRates& rates) {
   if (work.device_bytes < kLeast || work.host_bytes < 2 * kMostMeasuringBytes) return false;
   GpuRates gpu = rates.gpu;
   gpu.source = Source::kMeasured;
+  const std::function<void()> begin_phase = work.begin_phase ? work.begin_phase : [] {};
   double bandwidth = 0;
   {
     const Copies copies(work.device,
                         room(std::min(work.device_bytes, work.host_bytes / 2) / 2, kMostEachWay));
+    begin_phase();
     gpu.in = copies.bytes_a_second(true, false);
+    begin_phase();
     gpu.out = copies.bytes_a_second(false, true);
+    begin_phase();
     gpu.both = copies.bytes_a_second(true, true);
+    begin_phase();
     bandwidth = measure_updates_beside(copies, gpu.both, work);
   }
+  begin_phase();
   if (work.optimizer.elementwise({}))
     gpu.update_seconds =
         Updates(work.device, work.optimizer, work.dtype, room(work.device_bytes, kMostUpdated), bandwidth)
@@ -204,6 +210,7 @@ bool measure_gpu(const GpuWork& work, MachineRates& rates) {
   rates.gpu = gpu;
   rates.cores = work.threads.count();
   rates.memory_bandwidth = bandwidth;
+  begin_phase();
   rates.update_seconds = measure_update(work.threads, work.optimizer, work.dtype);
   if (work.products != nullptr) rates.flops = measure_square(work.threads, *work.products);
   return true;

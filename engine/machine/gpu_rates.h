@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 
 #include "core/device.h"
 #include "core/threads.h"
@@ -18,6 +19,7 @@ struct GpuWork {
   Dtype dtype;                               // of the parameters that are updated
   kernels::F32Products* products = nullptr;  // of the optimizer; null: it has none
   std::uint64_t device_bytes = 0, host_bytes = 0;
+  std::function<void()> begin_phase = {};  // comes before each rate is measured; empty: nothing does
 };
 
 // Measures, in about half a second, the rates by which a plan for a GPU is made: the link, by copies of

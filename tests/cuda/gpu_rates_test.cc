@@ -16,10 +16,13 @@ class GpuRatesTest : public KernelTest {
     MachineRates rates;
     const auto made = optim::make_optimizer({.name = optimizer});
     GpuWork work{*device_, threads_, *made, Dtype::kBf16, nullptr, device_bytes, host_bytes};
+    phases_ = 0;
+    work.begin_phase = [&] { ++phases_; };
     EXPECT_EQ(measure_gpu(work, rates), wanted);
     return rates;
   }
   Threads threads_{2};
+  int phases_ = 0;
 };
 
 TEST_F(GpuRatesTest, AreFoundAndLeaveNothing) {
@@ -34,6 +37,7 @@ TEST_F(GpuRatesTest, AreFoundAndLeaveNothing) {
   EXPECT_NE(rates.gpu.update_seconds, assumed.gpu.update_seconds);
   EXPECT_NE(rates.memory_bandwidth, assumed.memory_bandwidth);
   EXPECT_GT(rates.update_seconds.value_or(0), 0);
+  EXPECT_EQ(phases_, 6) << "three ways of copies, updates by either, and those beside copies";
   if (fake() != nullptr) {
     EXPECT_EQ(fake()->memory_taken(), 0u);
     // Each chunk is queued as the engine does it, so that others can wait for it.

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def gpus_of_ranks(tmp_path, *of_ranks):
 
     def run(rank, ranks):
         try:
-            with make_device_engine(tmp_path, ranks=ranks, threads=1, **of_ranks[rank]) as engine:
+            with make_device_engine(tmp_path, ranks=ranks, **{"threads": 1} | of_ranks[rank]) as engine:
                 return engine.device()["index"]
         except sluice.Error as error:
             return f"{type(error).__name__}: {error}"
@@ -141,6 +142,37 @@ def test_a_process_alone_has_the_first_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     with fake_gpu.shared(devices=2), make_device_engine(tmp_path) as engine:
         assert engine.device()["index"] == 0
+
+
+@pytest.mark.parametrize("second, says", [
+    ({"device_facts": None}, None), ({}, None), ({"memory": "100MiB"}, "BudgetError: .*|BudgetError: rank 1 could not make its engine: .*"),
+])  # fmt: skip
+def test_ranks_measure_together_whatever_another_does(tmp_path, second, says):
+    given = {"device_facts": None, "device_memory": "900MiB"}
+    found = gpus_of_ranks(tmp_path, given | {"device": 0}, {"device_memory": "900MiB", "device": 1} | second)
+    assert found == [0, 1] if says is None else all(re.match(says, text) for text in found), found
+
+
+def test_ranks_measure_each_rate_at_the_same_time(tmp_path):
+    """Rank 0 waits after its first measurement of the CPU's loops for rank 1, and measures others then."""
+    work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    loops = [], []  # by rank, when each of its loops ended
+
+    def team_of(rank):
+        def run(loop, data, threads, flags):
+            if rank == 1 and not loops[1]:
+                time.sleep(2)
+            work(loop)(data)
+            loops[rank].append(time.monotonic())
+
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(run)
+
+    teams = [team_of(rank) for rank in range(2)]
+    given = {"device_facts": None, "device_memory": "900MiB", "threads": 2}
+    options = [given | {"device": rank, "team": ctypes.cast(team, ctypes.c_void_p).value} for rank, team in enumerate(teams)]
+    assert gpus_of_ranks(tmp_path, *options) == [0, 1]
+    before = [moment for moment in loops[0] if moment < loops[1][0]]
+    assert 0 < len(before) < len(loops[0])
 
 
 def test_a_plan_joins_ranks_by_gpus_where_it_is_stated_how_fast():
