@@ -67,8 +67,8 @@
  * use host memory where one GPU has too little memory for the data that other ranks read from it. That memory
  * stays allocated until the engines of all ranks have been destroyed.
  *
- * Not yet supported on a GPU, and refused: reproducible sums, parameters that span units,
- * sluice_engine_replan() and sluice_engine_leave().
+ * Not yet supported on a GPU, and refused: shards of parameters on disk (options.place_parameters),
+ * reproducible sums, parameters that span units, sluice_engine_replan() and sluice_engine_leave().
  */
 #ifndef SLUICE_DEVICE_H
 #define SLUICE_DEVICE_H

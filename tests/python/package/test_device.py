@@ -175,6 +175,21 @@ def test_ranks_measure_each_rate_at_the_same_time(tmp_path):
     assert 0 < len(before) < len(loops[0])
 
 
+def test_a_plan_has_no_shards_of_parameters_on_disk_where_gpus_compute(tmp_path):
+    units = [sluice.Unit("layer", [sluice.Parameter("weight", [4096, 1024])])]
+
+    def parameters(place, stage=3):
+        given = {"device_facts": fake_gpu.FACTS, "planned": (0, 2), "stage": stage, "disk": tmp_path, "place": place}
+        plan = sluice.plan(units, sluice.Options(memory="4GiB", device_memory="1GiB", **given))
+        return [plan["units"][0][key] for key in ("parameters", "state")]
+
+    assert parameters("disk") == ["ranks", "disk"], "everything that can be there"
+    assert parameters({"parameters": "disk"}, stage=1)[0] == "disk"
+    for place in ({"parameters": "disk"}, {"parameters": "disk", "state": "disk"}):
+        with pytest.raises(sluice.InvalidArgumentError, match="options.place_parameters is 'disk', and the ranks partition .*a stage from 0 to 2"):
+            parameters(place)
+
+
 def test_a_plan_joins_ranks_by_gpus_where_it_is_stated_how_fast():
     units = [sluice.Unit("layer", [sluice.Parameter("weight", [4096, 1024])])]
 
