@@ -269,9 +269,14 @@ PEERS = {"fused": "PyTorch's fused AdamW", "compute": "forward and backward alon
          "deepspeed": "DeepSpeed ZeRO-3 with offload"}
 
 
+def limited(limit_s):
+    """The words that let a program end, and tell what it has found, before its part's limit."""
+    return ["--limit", f"{limit_s - ENDING_S:.0f}"]
+
+
 def peers_command(case, limit_s, is_fake):
-    return [sys.executable, str(ROOT / "bench" / "python" / "gpu_vs_pytorch.py"), "--json", "--case", case,
-            "--limit", f"{limit_s - ENDING_S:.0f}", *["--fake"] * is_fake]
+    return [sys.executable, str(ROOT / "bench" / "python" / "gpu_vs_pytorch.py"), "--json", "--case", case, *limited(limit_s),
+            *["--fake"] * is_fake]
 
 
 def taken_text(took):
@@ -334,46 +339,50 @@ def read_ways(done):
     return {name: f"{way['line']} ({way['seconds']} s)" for name, way in told.items()}
 
 
+def ways_part(name, limit_s, titles):
+    """A part whose program, gpu_NAME.py, tells of each way that it tried, also where its time ends."""
+    shown = f"bench/python/gpu_{name}.py"
+    return Part(name, limit_s, f"python3 {shown}", titles,
+                lambda is_fake, limit_s: [sys.executable, str(ROOT / shown), "--json", *limited(limit_s), *["--fake"] * is_fake], read_ways)
+
+
 # On the fake driver all sizes are small: it computes on the CPU, and its times are meaningless.
 #
-# On an H200 with 16 cores (docs/gpu) `offload` took 106 s beside FSDP2 and 168 with DeepSpeed, too, `transformers` 86, `8b` 59, `at-step` 35 of
-# Sluice alone, `on-device` 35, `step` 14, and each of the others less than 12. `offload` has less than that where earlier parts leave nothing over, and then its last sides measure fewer steps: making 35 GB
-# of the host's memory ready took up to 38 s there, and a peer's step 2 s. Of a part's limit the last ten seconds are for its end.
+# The minimums and PROBE_LIMIT_S add up to WHOLE_LIMIT_S. A test holds that each part has time enough if every one takes what it took on an
+# H200 with 16 cores (docs/gpu), or its minimum where it was not seen there. `offload` is last, because it took 106 s beside FSDP2 and 168
+# with DeepSpeed, too: it gets what all others leave over, and its last sides are left out, or measure fewer steps, where that is little.
 PARTS = [
-    Part("link", 15, "build/bin/sluice bench link --seconds 8", LINK,
+    Part("link", 11, "build/bin/sluice bench link --seconds 8", LINK,
          lambda is_fake, limit_s: [program("sluice"), "bench", "link", "--json"] +
          (["--size", "32MiB", "--seconds", "0.1"] if is_fake else ["--seconds", "8"]), read_link),
-    test_part("conformance", 15, f"*-{KERNELS}:{TWINS}:{NCCL}", "the driver does what the fake driver of the tests does"),
-    test_part("kernels", 8, KERNELS, "updates and sums of squares have the bits of the CPU's"),
-    Part("speed", 10, "build/bin/gpu_kernels_bench", SPEED,
+    test_part("conformance", 12, f"*-{KERNELS}:{TWINS}:{NCCL}", "the driver does what the fake driver of the tests does"),
+    test_part("kernels", 5, KERNELS, "updates and sums of squares have the bits of the CPU's"),
+    Part("speed", 6, "build/bin/gpu_kernels_bench", SPEED,
          lambda is_fake, limit_s: [program("gpu_kernels_bench"), "--json"] +
          (["--elements", "5000", "--device-memory", "16MiB"] if is_fake else []), read_speed),
-    test_part("twins", 20, TWINS, "an engine on the GPU has the bits of one on the CPU, wherever its parts are"),
+    test_part("twins", 15, TWINS, "an engine on the GPU has the bits of one on the CPU, wherever its parts are"),
     nccl_part("nccl", 8, "one rank is joined by NCCL, and receives what it sends itself"),
-    Part("step", 25, "build/bin/gpu_step_bench --model llama-3b --device-memory 16GiB --memory 96GiB",
+    Part("step", 18, "build/bin/gpu_step_bench --model llama-3b --device-memory 16GiB --memory 96GiB",
          {"step": "a step of 3.0G parameters that only moves and updates, beside the larger of what its bytes and its updates take"},
          lambda is_fake, limit_s: [program("gpu_step_bench"), "--json"] +
          (["--model", "tiny", "--device-memory", "52MiB"] if is_fake else
           ["--model", "llama-3b", "--device-memory", "16GiB", "--memory", "96GiB"]), read_step),
-    Part("wheel", 15, "scripts/gpu_check.sh --only wheel", {"wheel": "the wheel works there, beside PyTorch"}, wheel_command,
+    Part("wheel", 9, "scripts/gpu_check.sh --only wheel", {"wheel": "the wheel works there, beside PyTorch"}, wheel_command,
          read_wheel),
-    Part("transformers", 95, "python3 bench/python/gpu_transformers.py", WAYS,
-         lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_transformers.py"), "--json",
-                                   *["--fake"] * is_fake], read_ways),
-    Part("ranks", 60, "python3 bench/python/gpu_ranks.py",
-         {"ranks": "two ranks, and three, that share the GPU have the same bits at stages 0 to 3, and two as a pipeline, also in one "
-          "process, in several places, near those on the CPU"},
-         lambda is_fake, limit_s: [sys.executable, str(ROOT / "bench" / "python" / "gpu_ranks.py"), "--json", *["--fake"] * is_fake],
-         read_ways),
-    peers_part("on-device", 40, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.03 of its time)"),
-    peers_part("offload", 60, "a step of 3.0G parameters with f32 masters and state in 16 GiB of the GPU's memory, beside the longest "
-               "of computing, copies and updates (goal: 1.15) and peers (goals: 0.59 of FSDP2's time, 0.71 of DeepSpeed's)"),
-    peers_part("8b", 55, "a step of 7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's"),
-    peers_part("at-step", 35, "the same step of 3.0G parameters, updated at step(), beside forward and backward alone (goal: 1.15)"),
-    peers_part("llama", 30, "a step of 1.1G parameters by transformers, clipped, all on the GPU, beside PyTorch's fused AdamW with the same "
+    sanitizer_part("memcheck", 4, "UpdateTest.SmallSpansHaveThemToo:SquaresTest.*", "kernels touch no memory but their own"),
+    sanitizer_part("racecheck", 7, "SquaresTest.*", "no thread of a kernel reads what another one has yet to write"),
+    ways_part("transformers", 92, WAYS),
+    ways_part("ranks", 60, {
+        "ranks": "two ranks, and three, that share the GPU have the same bits at stages 0 to 3, and two as a pipeline, also in one "
+        "process, in several places, near those on the CPU"}),
+    peers_part("on-device", 37, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.03 of its time)"),
+    peers_part("llama", 26, "a step of 1.1G parameters by transformers, clipped, all on the GPU, beside PyTorch's fused AdamW with the same "
                "state (goal: 1.15)"),
-    sanitizer_part("memcheck", 12, "UpdateTest.SmallSpansHaveThemToo:SquaresTest.*", "kernels touch no memory but their own"),
-    sanitizer_part("racecheck", 12, "SquaresTest.*", "no thread of a kernel reads what another one has yet to write"),
+    peers_part("8b", 50, "a step of 7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's"),
+    peers_part("at-step", 45, "a step of 3.0G parameters with f32 masters and state in 16 GiB of the GPU's memory, updated at step(), beside "
+               "forward and backward alone (goal: 1.15)"),
+    peers_part("offload", 45, "the same step, updated in backward, beside the longest of computing, copies and updates (goal: 1.15) and "
+               "peers (goals: 0.59 of FSDP2's time, 0.71 of DeepSpeed's)"),
 ]
 
 

@@ -11,10 +11,10 @@ is 4 where PyTorch sees no GPU, or there is no transformers.
 --fake runs tiny models on the tests' fake driver, which $SLUICE_CUDA_DRIVER names: this tests the script, and shows nothing about a
 GPU."""
 import argparse
-import functools
 import gc
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -225,13 +225,22 @@ WAYS = {
 }
 
 
-def tried(way):
-    """Returns the result of a way, its seconds, and its line."""
+def out_of_time(number, frame):
+    raise TimeoutError("the time of all ways (--limit) ended in this one")
+
+
+def tried(way, end):
+    """Returns the result of a way, its seconds, and its line. end: when it must have ended."""
     begin = time.monotonic()
     try:
+        if begin >= end:
+            raise TimeoutError("it was not tried, since the ways before it took all of the time (--limit)")
+        signal.signal(signal.SIGALRM, out_of_time)
+        signal.setitimer(signal.ITIMER_REAL, end - begin)
         told = {"passed": True, "line": way()}
     except Exception as error:  # the other ways still run
         told = {"passed": False, "line": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+    signal.setitimer(signal.ITIMER_REAL, 0)
     gc.collect()
     return told | {"seconds": round(time.monotonic() - begin, 1)}
 
@@ -239,9 +248,11 @@ def tried(way):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help="of " + ", ".join(WAYS))
+    parser.add_argument("--limit", type=float, default=3600, help="seconds for all ways, by default 3600; the last ones are not tried")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--fake", action="store_true", help=argparse.SUPPRESS)
     a = parser.parse_args()
+    end = time.monotonic() + a.limit
     gpu_vs_pytorch.check_transformers(a.fake)
     torch.use_deterministic_algorithms(True, warn_only=True)
     with gpu_vs_pytorch.packages() as where, tempfile.TemporaryDirectory(dir=os.getcwd() if os.access(".", os.W_OK) else None) as folder:
@@ -249,7 +260,7 @@ def main():
         ways = Ways(FAKE if a.fake else REAL, a.fake, folder)
         told = {}
         for name in a.only:
-            told[name] = tried(functools.partial(getattr(ways, name)))
+            told[name] = tried(getattr(ways, name), end)
             if not a.fake:
                 torch.cuda.set_per_process_memory_fraction(1.0)  # a failed model may have left a lower limit
             print(f"{WAYS[name]}: {'passed' if told[name]['passed'] else 'failed'} in {told[name]['seconds']} s: {told[name]['line']}",

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -13,6 +15,9 @@ import gpu_parts
 import gpu_report
 import pytest
 from support.sluice_process import BUILD, SOURCE
+
+sys.path.append(str(SOURCE / "bench" / "python"))
+import gpu_transformers  # noqa: E402
 
 FAKE = BUILD / "lib" / "libsluice_fake_cuda.so"
 # Of each part's tests, one of so many: some that take seconds, with one of several ranks. (Those of other numbers take a minute.)
@@ -109,6 +114,49 @@ def test_where_there_is_no_gpu_each_part_says_why(tmp_path):
         assert part["outcome"] == "skipped" and part["figures"] == {}
         assert part["why"].startswith("no GPU can be opened: ") and "/nowhere/libcuda.so.1" in part["why"] and "580" in part["why"]
     assert gpu_report.cell(gpu_parts.PARTS[0], "both ways", [report]) == "not yet seen"
+
+
+def test_the_limits_of_the_parts_fit_into_the_whole():
+    """On cards that were seen, each part has time enough, though one that was not seen there takes all of its minimum."""
+    assert gpu_parts.PROBE_LIMIT_S + sum(part.limit_s for part in gpu_parts.PARTS) <= gpu_parts.WHOLE_LIMIT_S <= 8 * 60
+    took = {}
+    for path in (SOURCE / "docs" / "gpu").glob("*.json"):
+        for part in json.loads(path.read_text())["parts"]:
+            took[part["part"]] = max(took.get(part["part"], 0), part["seconds"])
+    left, later = gpu_parts.WHOLE_LIMIT_S - gpu_parts.PROBE_LIMIT_S, sum(part.limit_s for part in gpu_parts.PARTS)
+    for part in gpu_parts.PARTS[:-1]:  # the last one leaves out what it has no time for
+        later -= part.limit_s
+        left -= took.get(part.name, part.limit_s)
+        assert left >= later, part.name
+
+
+def test_a_program_ends_before_its_part():
+    for part in gpu_parts.PARTS:
+        if "bench/python" in part.shown:
+            words = part.command(False, part.limit_s)
+            assert 10 <= float(words[words.index("--limit") + 1]) <= part.limit_s - gpu_parts.ENDING_S
+
+
+@needs_fake
+@pytest.mark.parametrize(("name", "limit_s", "why"), [
+    ("transformers", "0", "8 of 8 ways failed: loop: TimeoutError: it was not tried"),
+    ("ranks", "0.2", "ranks: AssertionError: two ranks had not ended after . s"),
+])  # fmt: skip
+def test_a_program_that_has_no_time_says_so(name, limit_s, why):
+    words = (SOURCE / "bench" / "python" / f"gpu_{name}.py", "--fake", "--json", "--limit", limit_s)
+    told = run(sys.executable, *words, SLUICE_CUDA_DRIVER=str(FAKE), SLUICE_LIBRARY_PATH=str(BUILD / "lib"))
+    with pytest.raises(gpu_parts.Failure, match=why):
+        gpu_parts.read_ways(gpu_parts.Done(0, told, ""))
+
+
+def test_a_way_that_takes_too_long_ends():
+    before, begun = signal.getsignal(signal.SIGALRM), time.monotonic()
+    try:
+        told = gpu_transformers.tried(lambda: time.sleep(60), begun + 0.2)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() < begun + 30 and not told["passed"]
+    assert told["line"] == "TimeoutError: the time of all ways (--limit) ended in this one"
 
 
 @needs_fake
