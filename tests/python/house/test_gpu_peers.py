@@ -52,6 +52,22 @@ def test_each_side_is_one_of_the_bench():
     assert gpu_vs_pytorch.NO_GPU == gpu_sides.NO_GPU == gpu_parts.NO_PYTORCH
 
 
+def test_each_part_has_the_peer_that_its_goal_names():
+    titles = {part.name: part.lines[part.name] for part in gpu_parts.PARTS if part.name in gpu_vs_pytorch.CASES}
+    assert titles.keys() == gpu_vs_pytorch.CASES.keys()
+    goals = {"on-device": ("fused", 1.02), "offload": ("compute", 1.07), "8b": ("compute", 1.07), "at-step": ("compute", 1.15), "llama": ("fused", 1.15)}
+    for case, (peer, goal) in goals.items():
+        assert peer in gpu_vs_pytorch.CASES[case]["sides"] and f"(goal: {goal}" in titles[case], case
+
+
+def test_a_step_of_8b_is_beside_its_computing_alone():
+    fake_gpu.require_built()
+    status, told, errors = bench("--fake", "--case", "8b", "--json")
+    assert status == 0, errors
+    figure = gpu_parts.read_peers("8b", gpu_parts.Done(0, told, ""))["8b"]
+    assert "of the time of forward and backward alone" in figure and "of the time of the longest of these, copies and updates" in figure
+
+
 def test_what_a_peer_lacks_is_a_line(tmp_path):
     fake_gpu.require_built()
     (tmp_path / "deepspeed.py").write_text("raise ImportError('it was built for another PyTorch')")
