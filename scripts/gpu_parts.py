@@ -315,6 +315,36 @@ def peers_part(case, limit_s, title):
                 lambda is_fake, limit_s: peers_command(case, limit_s, is_fake), lambda done: read_peers(case, done))
 
 
+# ---- two GPUs ----
+
+TWO_GPUS = {
+    "alone": "a step of 1.1G parameters, f32 masters and state, in 8 GiB of each of two GPUs, updated in backward, beside the same step on "
+             "one GPU (goal: 1.9 times as fast)",
+    "fsdp2": "the same step, beside FSDP2 with CPU offload on both GPUs (goal: 1.7 times as fast)",
+    "all-gather": "parameters that two GPUs gather, beside NCCL's all-gather (goal: 0.90 of its rate by NVLink, and above it where GPUs do "
+                  "not read each other's memory)",
+    "reduce-scatter": "gradients that two GPUs sum, beside NCCL's reduce-scatter (goal: as for parameters)",
+}
+
+
+def read_two_gpus(done):
+    if done.status == NO_PYTORCH:
+        raise Skip(done.output.strip().splitlines()[-1])
+    found = read_json(done)
+    sides, ratios = found["sides"], found["ratios"]
+
+    def figure(name):
+        side = sides[name if name in sides else "between"]
+        if "failed" in side:
+            return f"not measured ({side['failed'][:200]})"
+        if name in ratios:
+            return f"{sides['sluice']['step']:.3f} s a step, {side['step']:.3f} s there: {1 / ratios[name]:.2f} times as fast"
+        own, peer = side["rates"][name], side["peer"][name]
+        return f"{own / 1e9:.1f} GB/s to each GPU by links=\"{side['links']}\", {own / peer:.2f} of NCCL's {peer / 1e9:.1f} GB/s"
+
+    return {name: figure(name) for name in TWO_GPUS}
+
+
 # ---- models of transformers ----
 
 WAYS = {
@@ -349,7 +379,8 @@ def ways_part(name, limit_s, titles):
 # On the fake driver all sizes are small: it computes on the CPU, and its times are meaningless.
 #
 # The minimums and PROBE_LIMIT_S add up to WHOLE_LIMIT_S. A test holds that each part has time enough if every one takes what it took on an
-# H200 with 16 cores (docs/gpu), or its minimum where it was not seen there. `offload` is last, because it took 106 s beside FSDP2 and 168
+# H200 with 16 cores (docs/gpu), or its minimum where it was not seen there. Where there is one GPU, `two-gpus` leaves its time to what
+# follows. `offload` is last, because it took 106 s beside FSDP2 and 168
 # with DeepSpeed, too: it gets what all others leave over, and its last sides are left out, or measure fewer steps, where that is little.
 PARTS = [
     Part("link", 11, "build/bin/sluice bench link --seconds 8", LINK,
@@ -372,18 +403,19 @@ PARTS = [
          read_wheel),
     sanitizer_part("memcheck", 4, "UpdateTest.SmallSpansHaveThemToo:SquaresTest.*", "kernels touch no memory but their own"),
     sanitizer_part("racecheck", 7, "SquaresTest.*", "no thread of a kernel reads what another one has yet to write"),
-    ways_part("transformers", 92, WAYS),
-    ways_part("ranks", 60, {
+    dataclasses.replace(peers_part("two-gpus", 60, ""), lines=TWO_GPUS, read=read_two_gpus),
+    ways_part("transformers", 88, WAYS),
+    ways_part("ranks", 55, {
         "ranks": "two ranks, and three, that share the GPU have the same bits at stages 0 to 3, and two as a pipeline, also in one "
         "process, in several places, near those on the CPU"}),
-    peers_part("on-device", 37, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.02 of its time)"),
-    peers_part("llama", 26, "a step of 1.1G parameters by transformers, clipped, all on the GPU, beside PyTorch's fused AdamW with the same "
-               "state (goal: 1.15)"),
-    peers_part("8b", 50, "a step of 7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's, "
+    peers_part("on-device", 35, "a step of 3.0G parameters, all on the GPU, beside PyTorch's fused AdamW (goal: 1.02 of its time)"),
+    peers_part("llama", 22, "a step of 1.1G parameters by transformers, clipped, all on the GPU, beside PyTorch's fused AdamW with the "
+               "same state (goal: 1.15)"),
+    peers_part("8b", 35, "a step of 7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's, "
                "beside the longest of computing, copies and updates (goal: 1.07)"),
-    peers_part("at-step", 45, "a step of 3.0G parameters with f32 masters and state in 16 GiB of the GPU's memory, clipped and updated at "
+    peers_part("at-step", 30, "a step of 3.0G parameters with f32 masters and state in 16 GiB of the GPU's memory, clipped and updated at "
                "step(), beside forward and backward alone (goal: 1.15)"),
-    peers_part("offload", 45, "the same step, updated in backward, beside the longest of computing, copies and updates (goal: 1.07), and "
+    peers_part("offload", 30, "the same step, updated in backward, beside the longest of computing, copies and updates (goal: 1.07), and "
                "peers (goals: 0.59 of FSDP2's time, 0.71 of DeepSpeed's), made ready (goal: in less than 8 s)"),
 ]
 

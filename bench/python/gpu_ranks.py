@@ -90,9 +90,10 @@ def rank(given):
     runs, places = (RUNS[:: 3 * (size - 1)], OF_STAGES[1:]) if given["fake"] else (RUNS, OF_STAGES)  # which is slow
     tries = {SIZES[size]: {CPU: ways.losses_on_cpu} | {name_of(*run): partial(ways.losses_of, *run) for run in runs}}
     if size == 2:
-        tries["a pipeline of two"] = {CPU: partial(ways.losses_of_stages, None)} | {place: partial(ways.losses_of_stages, place) for place in places}
+        of_stages = {CPU: partial(ways.losses_of_stages, None)} | {place: partial(ways.losses_of_stages, place) for place in places}
+        tries["a pipeline of two"] = of_stages
         if ways.rank == 0:  # the other rank has left the GPU
-            tries["a pipeline of two"] |= {f"{place}, in one process": partial(ways.losses_of_stages, place, here=True) for place in places}
+            of_stages |= {f"{place}, in one process": partial(ways.losses_of_stages, place, here=True) for place in places}
     return {kind: {name: tried(f"{kind}, {name}", losses) for name, losses in of.items()} for kind, of in tries.items()}
 
 
@@ -119,8 +120,8 @@ def line_of_kind(kind, told):
 
 
 def run(given, size, end):
-    """Starts so many ranks, and returns their reports. end: when they must have ended. Raises AssertionError where one has failed, or has not
-    ended."""
+    """Starts so many ranks, and returns their reports. end: when they must have ended. Raises AssertionError where one has failed, or has
+    not ended."""
     begun, port, ranks = time.monotonic(), free_port(), []
     for number in range(size):
         variables = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),

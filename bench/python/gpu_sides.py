@@ -1,5 +1,5 @@
 """Runs one side of gpu_vs_pytorch.py in a process of its own, so that the memory is its own: a Llama in bf16 that PyTorch computes on a
-GPU, with the optimizer of PyTorch, FSDP2, DeepSpeed or Sluice, or without one.
+GPU, with the optimizer of PyTorch, FSDP2, DeepSpeed or Sluice, or without one. Several ranks are such processes with torchrun's variables.
 
     python gpu_sides.py SETTINGS      (JSON; gpu_vs_pytorch.py makes them)
 
@@ -9,15 +9,17 @@ standard error.
 import ctypes
 import json
 import os
+import statistics
 import sys
 import time
 
 import torch
+from gpu_vs_pytorch import BY_CUDA, NO_GPU
 from side_by_side import free_port
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-NO_GPU = 4  # the exit status, as in gpu_vs_pytorch.py
+RANK, SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 LR, WEIGHT_DECAY = 1e-4, 0.01
 # Layers, width, heads, heads of keys and values, width of the feed-forward layers, words of the vocabulary.
 LLAMAS = {"llama-8b": (32, 4096, 32, 8, 14336, 32000), "llama-3b": (28, 3072, 24, 8, 8192, 32000), "llama-1b": (16, 2048, 32, 8, 8192, 32000),
@@ -166,21 +168,22 @@ class Compute(Fused):
         return loss.detach()
 
 
-def alone(**others):
-    """Sets the environment of a job of one process, which contacts no other machine."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} | others
+def here(**others):
+    """Sets the environment of a job that contacts no other machine."""
+    own = {} if "MASTER_PORT" in os.environ else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    os.environ |= own | {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} | others
 
 
 class Fsdp(Fused):
-    """FSDP2 on one GPU, whose f32 masters and state are on the CPU, where fused AdamW updates them."""
+    """FSDP2 with a GPU for each rank. The f32 masters and state are on the CPU, where fused AdamW updates them."""
 
     def __init__(self, a):
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         on_gpu = a["device"] != "cpu"
-        alone()
-        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", rank=0, world_size=1)
-        mesh = torch.distributed.init_device_mesh("cuda" if on_gpu else "cpu", (1,))
+        here()
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", rank=RANK, world_size=SIZE)
+        mesh = torch.distributed.init_device_mesh("cuda" if on_gpu else "cpu", (SIZE,))
         offload = CPUOffloadPolicy() if on_gpu else OffloadPolicy()
         settings = {"mesh": mesh, "offload_policy": offload, "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)}
         self.model = fill(made(a, "cpu", torch.float32), a["device"])
@@ -196,7 +199,7 @@ class DeepSpeed(Fused):
     def __init__(self, a):
         import deepspeed
 
-        alone(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+        here(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
         config = {
             "train_micro_batch_size_per_gpu": a["batch"],
             "bf16": {"enabled": True},
@@ -217,8 +220,9 @@ class DeepSpeed(Fused):
 
 def sluice_options(a):
     """The arguments of sluice.torch.wrap() and plan()."""
-    ids = torch.zeros(a["batch"], a["seq"] + 1, dtype=torch.long, device=a["device"])
-    return {"memory": a["memory"], "device": "cuda", "device_memory": a["device_memory"], "sample_batch": (ids,)} | a["options"]
+    ids = torch.zeros(a["batch"] // SIZE, a["seq"] + 1, dtype=torch.long, device=a["device"])
+    given = {"memory": a["memory"], "device": "cuda", "device_memory": a["device_memory"], "sample_batch": (ids,)} | a["options"]
+    return given | ({"accumulate": SIZE} if SIZE > 1 else {})
 
 
 class Sluice(Fused):
@@ -240,7 +244,95 @@ class Sluice(Fused):
         return {"plan": plan["step"], "pytorch": plan["pytorch"], "ready": plan["ready"]}
 
 
-SIDES = {"fused": Fused, "compute": Compute, "fsdp2": Fsdp, "deepspeed": DeepSpeed, "sluice": Sluice}
+class Bare(torch.nn.Module):
+    """Units whose computing is nothing beside the bytes of their parameters."""
+
+    def __init__(self, a):
+        super().__init__()
+        count, elements = (4, 1 << 12) if a["fake"] else (6, 1 << 28)
+        self.units = torch.nn.ModuleList(OfUnit(elements) for _ in range(count))
+        self.bytes = 2 * count * elements
+
+    def forward(self, x):
+        for unit in self.units:
+            x = unit(x)
+        return x.sum()
+
+
+class OfUnit(torch.nn.Module):
+    def __init__(self, elements):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(elements, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return x + self.weight[:1]
+
+
+class Between:
+    """No training: the rates at which ranks gather parameters and sum gradients in steps of Sluice, and those of the library that
+    torch.distributed has for it (NCCL), in bytes that a GPU receives in a second."""
+
+    def __init__(self, a):
+        self.a = a
+
+    def waited(self, action):
+        """Returns what an action gives, and the seconds until the GPU has done its work."""
+        self.synchronize()
+        begin = time.perf_counter()
+        given = action()
+        self.synchronize()
+        return given, time.perf_counter() - begin
+
+    def synchronize(self):
+        if self.a["device"] != "cpu":
+            torch.cuda.synchronize()
+
+    def rate(self, of_bytes, seconds):
+        return (SIZE - 1) / SIZE * of_bytes / statistics.median(seconds[self.a["warm"] :])
+
+    def options(self, x):
+        return {"memory": "8GiB", "device": "cuda", "device_memory": "800MiB" if self.a["fake"] else "20GiB", "sample_batch": (x,),
+                "state": "bf16", "master": "none", "place": "device"}
+
+    def sluice(self, stage):
+        """Returns the rate of gathering where parameters are partitioned (stage 3), and of sums where they are not (stage 1), and what
+        joins the ranks."""
+        import sluice.torch
+
+        model = Bare(self.a)
+        size, x = model.bytes, torch.zeros(1, dtype=torch.bfloat16, device=self.a["device"])
+        model, optimizer = sluice.torch.wrap(model, sluice.AdamW(lr=LR), stage=stage, accumulate=SIZE, **self.options(x))
+        gathers, sums = [], []
+        for _ in range(self.a["warm"] + self.a["steps"]):
+            loss, seconds = self.waited(lambda: model(x))
+            gathers.append(seconds)
+            sums.append(self.waited(lambda: (loss.backward(), torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()))[1])
+            optimizer.step()
+            optimizer.zero_grad()
+        links = sluice.torch.engine_of(model).plan()["links"]
+        sluice.torch.close(model, values=False)
+        return self.rate(size, gathers if stage == 3 else sums), links
+
+    def peer(self):
+        from torch import distributed
+
+        here()
+        distributed.init_process_group("gloo" if self.a["device"] == "cpu" else "nccl", rank=RANK, world_size=SIZE)
+        whole = torch.zeros(SIZE << (12 if self.a["fake"] else 27), dtype=torch.bfloat16, device=self.a["device"])
+        own = torch.zeros(len(whole) // SIZE, dtype=whole.dtype, device=whole.device)
+        rates = []
+        for action in (lambda: distributed.all_gather_into_tensor(whole, own), lambda: distributed.reduce_scatter_tensor(own, whole)):
+            seconds = [self.waited(action)[1] for _ in range(self.a["warm"] + 10)]
+            rates.append(self.rate(2 * len(whole), seconds))
+        return rates
+
+    def told(self):
+        (gather, links), (reduce, _) = self.sluice(3), self.sluice(1)
+        of_peer = dict(zip(("all-gather", "reduce-scatter"), self.peer(), strict=True))
+        return {"links": links, "rates": {"all-gather": gather, "reduce-scatter": reduce}, "peer": of_peer}
+
+
+SIDES = {"fused": Fused, "compute": Compute, "fsdp2": Fsdp, "deepspeed": DeepSpeed, "sluice": Sluice, "alone": Sluice, "between": Between}
 
 
 def find_packages(a):
@@ -248,7 +340,8 @@ def find_packages(a):
     sys.path.insert(0, a["package"])
     sys.path.append(a["peers"])
     if a["fake"]:  # the tests' fake driver, whose memory is the CPU's
-        ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0), 1, 1)
+        ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0),
+                                                                                         a.get("ranks", 1), 1)
 
 
 def trace(side, ids, folder):
@@ -261,24 +354,37 @@ def trace(side, ids, folder):
     found.export_chrome_trace(os.path.join(folder, f"{type(side).__name__.lower()}.trace.json.gz"))
 
 
+def refuse_without_gpus(needed):
+    """Ends the process where PyTorch sees fewer GPUs."""
+    if not torch.cuda.is_available():
+        print(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false); {BY_CUDA}", file=sys.stderr)
+    elif torch.cuda.device_count() < needed:
+        print(f"needs two GPUs; {'one is' if torch.cuda.device_count() == 1 else 'none is'} here", file=sys.stderr)
+    else:
+        return
+    sys.exit(NO_GPU)
+
+
 def main():
     a = json.loads(sys.argv[1])
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of libraries
     find_packages(a)
     on_gpu = a["device"] != "cpu"
-    if on_gpu and not torch.cuda.is_available():
-        print(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)", file=sys.stderr)
-        sys.exit(NO_GPU)
     if on_gpu:
+        refuse_without_gpus(a.get("ranks", 1))
+        a["device"] = f"cuda:{RANK}" if SIZE > 1 else a["device"]
         torch.cuda.set_device(a["device"])
     side = SIDES[a["side"]](a)
+    if a["side"] == "between":
+        print(json.dumps(side.told()), file=answer, flush=True)
+        os._exit(0)
     generator = torch.Generator(a["device"]).manual_seed(2)
     words, seconds, losses = LLAMAS[a["model"]][-1], [], []
     while len(seconds) < a["warm"] + a["steps"]:
         if len(seconds) > a["warm"] and time.time() + seconds[-1] > a["until"]:
             break  # the measured steps count
-        ids = torch.randint(words, (a["batch"], a["seq"] + 1), device=a["device"], generator=generator)
+        ids = torch.randint(words, (a["batch"], a["seq"] + 1), device=a["device"], generator=generator)[RANK::SIZE].contiguous()
         begin = time.perf_counter()
         losses.append(side.step(ids).item())
         if on_gpu:

@@ -10,6 +10,9 @@
     8b          7.5G parameters, f32 masters and bf16 state, in 24 GiB of the GPU's memory and 96 GiB of the host's: beside forward and
                 backward alone, which need some 22 GiB of the GPU's (goal: 1.07 of the longest, as for offload)
     llama       1.1G parameters by transformers, clipped, all on the GPU: beside PyTorch's fused AdamW with the same state (goal: 1.15)
+    two-gpus    1.1G parameters, f32 masters and state, in 8 GiB of each GPU's memory, updated in backward, on two GPUs: beside the same
+                step on one of them (goal: 1.9x as fast) and FSDP2 with CPU offload on two (goal: 1.7x as fast), and how fast they gather
+                parameters and sum gradients, beside NCCL (goal: 0.90 of its rate by NVLink, and above it without peer access)
 
 Each side is a process of its own, and they run one after the other, Sluice first. The model, its first values and the data are the
 same, and a peer whose first loss is another one counts as failed. Seconds are medians of --steps steps, after two that are not
@@ -17,7 +20,7 @@ counted, or of fewer where --limit leaves no time for more. The output names mis
 
     python3 bench/python/gpu_vs_pytorch.py --case offload
 
-It needs a PyTorch that sees a GPU (exit status 4 where there is none), and takes Sluice from a wheel in wheels/ or from the checkout.
+It needs a PyTorch that sees a GPU, or two (exit status 4 where it does not), and takes Sluice from a wheel in wheels/ or from the checkout.
 Peers are imported from this Python, else from wheels/. --fake runs a tiny model on the tests' fake driver, which $SLUICE_CUDA_DRIVER
 names: this tests the bench, and measures nothing."""
 import argparse
@@ -34,9 +37,10 @@ import time
 import zipfile
 from importlib.machinery import PathFinder
 
-from side_by_side import ROOT
+from side_by_side import ROOT, free_port
 
 NO_GPU = 4
+BY_CUDA = "run this bench by a Python whose PyTorch is for CUDA"
 ENDING_S = 3  # of a side's time, for the report of its measurements
 LOSS_TOLERANCE = 0.02  # of the first loss: sums of bf16 products in other orders, and of 8 bits each
 IN_BACKWARD = {"update_in_backward": True}
@@ -51,7 +55,10 @@ CASES = {
            "options": IN_BACKWARD | {"state": "bf16"}, "sides": ["sluice", "compute"]},
     "llama": {"of": "transformers", "model": "llama-1b", "batch": 4, "seq": 1024, "recompute": False, "clip": 1.0, "memory": "48GiB",
               "device_memory": "60GiB", "options": {"state": "bf16", "master": "none", "place": "device"}, "sides": ["sluice", "fused"]},
+    "two-gpus": {"ranks": 2, "model": "llama-1b", "batch": 8, "recompute": True, "memory": "24GiB", "device_memory": "8GiB",
+                 "options": IN_BACKWARD, "sides": ["sluice", "alone", "fsdp2", "between"]},
 }
+ALONE = ("alone",)  # the sides of one rank
 FAKE = {"device": "cpu", "model": "tiny", "batch": 2, "seq": 16, "memory": "8GiB", "device_memory": "800MiB", "warm": 1, "steps": 1}
 
 
@@ -74,18 +81,18 @@ def arguments():
 
 
 def refuse_without_gpu(why):
-    print(f"{why}; run this bench by a Python whose PyTorch is for CUDA", file=sys.stderr)
+    print(why, file=sys.stderr)
     sys.exit(NO_GPU)
 
 
 def check_transformers(is_fake):
     """Ends the process where this Python has no transformers, or its PyTorch sees no GPU."""
     if not is_installed("transformers"):
-        refuse_without_gpu("this Python has no transformers")
+        refuse_without_gpu(f"this Python has no transformers; {BY_CUDA}")
     import torch
 
     if not is_fake and not torch.cuda.is_available():
-        refuse_without_gpu(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false)")
+        refuse_without_gpu(f"PyTorch {torch.__version__} sees no GPU (torch.cuda.is_available() is false); {BY_CUDA}")
 
 
 @contextlib.contextmanager
@@ -109,17 +116,30 @@ def settings(a, where):
     return case | general | where | (FAKE if a.fake else {})
 
 
+def environments(ranks):
+    """Returns the environment of each rank's process."""
+    variables = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    if ranks == 1:
+        return [variables]
+    variables |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+    return [variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
 def run(side, chosen, limit_s):
     """Returns a side's report, or {"failed": reason, such as the last line of its output}. Ends the process where PyTorch sees no
     GPU."""
     if limit_s <= ENDING_S:
         return {"failed": "the sides before it took all of the time"}
     script = pathlib.Path(__file__).with_name("gpu_sides.py")
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as others:
         words = [sys.executable, str(script), json.dumps(chosen | {"side": side, "until": time.time() + limit_s - ENDING_S})]
+        first, *rest = environments(1 if side in ALONE else chosen.get("ranks", 1))
+        for variables in rest:
+            other = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=log, env=variables)
+            others.callback(other.wait)
+            others.callback(other.kill)  # before that
         try:
-            done = subprocess.run(words, stdout=subprocess.PIPE, stderr=log, text=True, timeout=limit_s,
-                                  env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+            done = subprocess.run(words, stdout=subprocess.PIPE, stderr=log, text=True, timeout=limit_s, env=first)
         except subprocess.TimeoutExpired:
             return {"failed": f"it took more than the {limit_s:.0f} s that were left"}
         log.seek(0)
@@ -131,6 +151,8 @@ def run(side, chosen, limit_s):
     if done.returncode != 0 or not done.stdout:
         return {"failed": f"status {done.returncode}: {last}"}
     told = json.loads(done.stdout)
+    if "rates" in told:
+        return told
     seconds = told.pop("seconds")
     return told | {"step": statistics.median(seconds), "steps": len(seconds)}
 
@@ -164,6 +186,9 @@ def measure(a):
 def line(side, told, tokens, ratio):
     if "failed" in told:
         return f"{side}: not measured: {told['failed']}"
+    if "rates" in told:
+        both = [f"{name} {rate / 1e9:.1f} GB/s, the peer {told['peer'][name] / 1e9:.1f}" for name, rate in told["rates"].items()]
+        return f"{side} ({told['links']}): {'; '.join(both)}"
     text = (f"{side}: {told['step']:.3f} s a step (of {told['steps']}), {tokens / told['step']:.0f} tokens/s, PyTorch held "
             f"{told['pytorch_peak'] / 2**30:.2f} GiB")
     return text + (f"; Sluice takes {ratio:.3f} of its time" if ratio else "")
@@ -172,7 +197,7 @@ def line(side, told, tokens, ratio):
 def main():
     a = arguments()
     if not is_installed("torch"):
-        refuse_without_gpu("this Python has no PyTorch")
+        refuse_without_gpu(f"this Python has no PyTorch; {BY_CUDA}")
     result = measure(a)
     if a.json:
         print(json.dumps(result))

@@ -9,6 +9,7 @@ import sys
 
 import gpu_parts
 import pytest
+import torch
 from support import fake_gpu, warm_python
 from support.sluice_process import BUILD, SOURCE
 
@@ -45,18 +46,29 @@ def test_each_case_has_a_plan_in_its_own_size(case):
     assert made["predicted_peak"] < 100 << 30, "the host has other memory, too"
 
 
+@pytest.mark.long
+def test_what_gathers_and_sums_alone_has_a_plan_in_its_own_size():
+    with torch.device("meta"):
+        model = gpu_sides.Bare({"fake": False})
+    with fake_gpu.shared(memory=78 << 30):
+        sample = torch.zeros(1, dtype=torch.bfloat16)
+        made = sluice.torch.plan(model, sluice.AdamW(), **gpu_sides.Between({"fake": False}).options(sample))
+    assert made["bytes"]["device"]["gradient"] == 2 * model.bytes and made["predicted_peak"] < 8 << 30
+
+
 def test_each_side_is_one_of_the_bench():
     sides = {side for case in gpu_vs_pytorch.CASES.values() for side in case["sides"]}
     assert sides == gpu_sides.SIDES.keys() and all(case["sides"][0] == "sluice" for case in gpu_vs_pytorch.CASES.values())
-    assert set(gpu_parts.PEERS) == {*sides, "limit"} - {"sluice"}
+    assert set(gpu_parts.PEERS) == {*sides, "limit"} - {"sluice", "alone", "between"}
     assert gpu_vs_pytorch.NO_GPU == gpu_sides.NO_GPU == gpu_parts.NO_PYTORCH
 
 
 def test_each_part_has_the_peer_that_its_goal_names():
-    titles = {part.name: part.lines[part.name] for part in gpu_parts.PARTS if part.name in gpu_vs_pytorch.CASES}
-    assert titles.keys() == gpu_vs_pytorch.CASES.keys()
-    goals = {"on-device": ("fused", 1.02), "offload": ("compute", 1.07), "8b": ("compute", 1.07), "at-step": ("compute", 1.15), "llama": ("fused", 1.15)}
-    for case, (peer, goal) in goals.items():
+    titles = {part.name: part.lines[part.name] for part in gpu_parts.PARTS if part.name in part.lines and part.name in gpu_vs_pytorch.CASES}
+    assert {*titles, "two-gpus"} == gpu_vs_pytorch.CASES.keys()
+    goals = {"on-device": 1.02, "offload": 1.07, "8b": 1.07, "at-step": 1.15, "llama": 1.15}
+    for case, goal in goals.items():
+        peer = "fused" if case in ("on-device", "llama") else "compute"
         assert peer in gpu_vs_pytorch.CASES[case]["sides"] and f"(goal: {goal}" in titles[case], case
 
 
@@ -66,6 +78,35 @@ def test_a_step_of_8b_is_beside_its_computing_alone():
     assert status == 0, errors
     figure = gpu_parts.read_peers("8b", gpu_parts.Done(0, told, ""))["8b"]
     assert "of the time of forward and backward alone" in figure and "of the time of the longest of these, copies and updates" in figure
+
+
+def two_gpus():
+    return next(part for part in gpu_parts.PARTS if part.name == "two-gpus")
+
+
+def test_what_two_gpus_reach_is_beside_one_and_beside_peers():
+    fake_gpu.require_built()
+    status, told, errors = bench("--fake", "--case", "two-gpus", "--json")
+    assert status == 0, errors
+    part = two_gpus()
+    figures = part.read(gpu_parts.Done(0, told, ""))
+    assert figures.keys() == part.lines.keys()
+    for name, goal, said in (("alone", "1.9", " times as fast"), ("fsdp2", "1.7", " times as fast"), ("all-gather", "0.90", " of NCCL's "),
+                             ("reduce-scatter", "as for", " of NCCL's ")):  # fmt: skip
+        assert f"(goal: {goal} " in part.lines[name] and said in figures[name], figures
+    assert 'links="gpus"' in figures["all-gather"]
+
+
+@pytest.mark.parametrize("there, said", [(0, "none is"), (1, "one is"), (2, None)])
+def test_where_there_are_fewer_than_two_gpus_the_part_says_so(monkeypatch, capsys, there, said):
+    monkeypatch.setattr(gpu_sides.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_sides.torch.cuda, "device_count", lambda: there)
+    if said is None:
+        return gpu_sides.refuse_without_gpus(2)
+    with pytest.raises(SystemExit) as ended:
+        gpu_sides.refuse_without_gpus(2)
+    with pytest.raises(gpu_parts.Skip, match=f"^needs two GPUs; {said} here$"):
+        two_gpus().read(gpu_parts.Done(ended.value.code, capsys.readouterr().err, ""))
 
 
 def test_what_a_peer_lacks_is_a_line(tmp_path):
