@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import sluice
+from sluice.torch import _engine, _homes
 from support.sluice_process import BUILD
 
 DRIVER = BUILD / "lib" / "libsluice_fake_cuda.so"
@@ -123,13 +124,53 @@ def _here(given):
     return torch.device("cpu" if torch.device(given).index in (None, 0) else "meta") if is_gpu else given
 
 
+class _Device:
+    """In the place of an engine's `device`: the GPU, and not the CPU that stands in for it."""
+
+    def __get__(self, engine, owner=None):
+        return engine.__dict__["device"] if engine.gpu is None else _GPU
+
+    def __set__(self, engine, device):
+        engine.__dict__["device"] = device
+
+
+def _autocast_of_cuda():
+    """PyTorch's functions of autocast as they are where there is a GPU, for which autocast is not that of the CPU. What it would do on the
+    GPU it does on the CPU, which stands in for it."""
+    is_on, types = {"cpu": False, "cuda": False}, {"cpu": torch.bfloat16, "cuda": torch.float16}
+    turn, use = torch.set_autocast_enabled, torch.set_autocast_dtype
+
+    def set_autocast_enabled(kind, on):
+        is_on[kind] = on
+        if kind == "cuda":
+            turn("cpu", on)
+
+    def set_autocast_dtype(kind, dtype):
+        types[kind] = dtype
+        if kind == "cuda":
+            use("cpu", dtype)
+
+    return {"is_autocast_enabled": lambda kind="cuda": is_on[kind], "get_autocast_dtype": lambda kind: types[kind],
+            "set_autocast_enabled": set_autocast_enabled, "set_autocast_dtype": set_autocast_dtype}
+
+
 @contextlib.contextmanager
 def answers_of_cuda():
-    """Inside of the `with` PyTorch says of tensors what it says of those on a GPU, and takes a GPU's names for the fake."""
+    """Inside of the `with` PyTorch says of tensors, autocast and random numbers what it says of those of a GPU, as engines do, and takes
+    a GPU's names for the fake."""
     make = torch.Tensor._make_wrapper_subclass  # the mode does not see it
-    with unittest.mock.patch.object(torch.Tensor, "_make_wrapper_subclass", lambda *a, device, **k: make(*a, device=_here(device), **k)):
-        with _Answers():
-            yield
+    cuda = {
+        "get_rng_state": lambda device="cuda": torch.get_rng_state(), "is_bf16_supported": lambda: True,
+        "set_rng_state": lambda state, device="cuda": torch.set_rng_state(state),
+    }  # fmt: skip
+    patched = unittest.mock.patch
+    with (
+        patched.object(torch.Tensor, "_make_wrapper_subclass", lambda *a, device, **k: make(*a, device=_here(device), **k)),
+        patched.object(_engine.ModelEngine, "device", _Device(), create=True), patched.object(_homes, "_CUDA", _homes._CPU),
+        patched.multiple(torch, **_autocast_of_cuda()), patched.multiple(torch.cuda, **cuda),
+        patched("torch.cuda.amp.common.amp_definitely_not_available", lambda: False), _Answers(),
+    ):  # fmt: skip
+        yield
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of, trained
 from support.wrapped_models import same, wrap
@@ -56,3 +57,44 @@ def test_an_estimate_leaves_the_random_numbers_of_the_gpu_as_they_are(monkeypatc
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({str(device): state}))
     found = sluice.torch.estimate(Seeds(64, 64), torch.ones(512, 64), False, torch.device("cuda", 3))
     assert found.peak >= 512 * 64 * 4 and states["cuda:3"].item() == 7
+
+
+class Twice(torch.nn.Module):
+    """Uses its weight twice: in autocast's own cache both gradients would be added up in bf16."""
+
+    def __init__(self, caches):
+        super().__init__()
+        self.weight, self.caches = torch.nn.Parameter(torch.empty(96, 96).normal_(std=0.1)), caches
+
+    def forward(self, x):
+        self.caches.append(torch.is_autocast_cache_enabled())
+        x = torch.nn.functional.dropout(torch.nn.functional.linear(x, self.weight).tanh(), 0.1)
+        return torch.nn.functional.linear(x, self.weight)
+
+
+def autocast_loss(kind):
+    def loss(model, step):
+        x = torch.randn(8, 96, generator=torch.Generator().manual_seed(step))
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            assert torch.is_autocast_enabled(kind) and not torch.is_autocast_enabled("cuda" if kind == "cpu" else "cpu")
+            y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+        assert y.dtype == torch.bfloat16 and torch.is_autocast_cache_enabled() and not torch.is_autocast_enabled(kind)
+        return y.float().square().mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("place, gpu", [("device", GPU), ("memory", {"device_memory": "1GiB"})], ids=["stated", "estimated"])
+def test_autocast_of_a_gpu_is_asked_for_by_its_name(place, gpu):
+    """Autocast on the CPU is not on there. Its cache is off within the model's calls, also where backward computes again."""
+
+    caches = []
+
+    def made():
+        return torch.nn.Sequential(Twice(caches), Twice(caches))
+
+    expected = trained(made, autocast_loss("cpu"), "memory")
+    with fake_gpu.shared():
+        with fake_gpu.answers_of_cuda():
+            found = trained(made, autocast_loss("cuda"), place, gpu)
+        assert same(found, expected) and caches and not any(caches)
