@@ -352,6 +352,7 @@ WAYS = {
     "loop_bf16": "the same in bf16 with f32 masters",
     "budgets": "the same with budgets of which the plan needs the disk",
     "checkpointing": "the same with gradient checkpointing",
+    "autocast": "the same under autocast to bf16",
     "trainer": "transformers' Trainer has them, too",
     "generate": "generate() gives the tokens of plain PyTorch",
     "saved": "state_dict() and save_pretrained() have what was trained",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Uses a small Llama of transformers on one GPU as users do, wrapped by Sluice: loops with clipping, Trainer, generate(), state_dict(),
-save_pretrained(), gradient checkpointing, compiled blocks, and budgets that need the disk.
+"""Uses a small Llama of transformers on one GPU as users do, wrapped by Sluice: loops with clipping, autocast, Trainer, generate(),
+state_dict(), save_pretrained(), gradient checkpointing, compiled blocks, and budgets that need the disk.
 
 Each way of training must have the same bits wherever the model is placed (GPU memory, host memory or disk), and losses near those of
 plain PyTorch. The script prints a line for each way, also after one has failed, and with --json all lines at the end. The exit status
@@ -165,6 +165,12 @@ class Ways:
     def checkpointing(self):
         return self.compared(lambda place: self.losses(place, prepare=lambda model: model.gradient_checkpointing_enable()), ["device", "memory"])
 
+    def autocast(self):
+        def prepare(model):
+            model.forward = torch.autocast("cpu" if self.fake else "cuda", torch.bfloat16)(model.forward)
+
+        return self.compared(lambda place: self.losses(place, prepare=prepare), ["device", "memory"], near=0.05)
+
     def compiled(self):
         def prepare(model):
             for number, layer in enumerate(model.model.layers):
@@ -220,7 +226,7 @@ class Ways:
 
 WAYS = {
     "loop": "a loop with clipping", "loop_bf16": "the same in bf16", "budgets": "budgets of which the plan needs the disk",
-    "checkpointing": "gradient checkpointing", "trainer": "transformers' Trainer", "generate": "generate()",
+    "checkpointing": "gradient checkpointing", "autocast": "autocast", "trainer": "transformers' Trainer", "generate": "generate()",
     "saved": "state_dict() and save_pretrained()", "compiled": "compiled blocks",
 }
 

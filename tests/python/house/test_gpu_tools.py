@@ -139,7 +139,7 @@ def test_a_program_ends_before_its_part():
 
 @needs_fake
 @pytest.mark.parametrize(("name", "limit_s", "why"), [
-    ("transformers", "0", "8 of 8 ways failed: loop: TimeoutError: it was not tried"),
+    ("transformers", "0", "9 of 9 ways failed: loop: TimeoutError: it was not tried"),
     ("ranks", "0.2", "ranks: AssertionError: two ranks had not ended after . s"),
 ])  # fmt: skip
 def test_a_program_that_has_no_time_says_so(name, limit_s, why):
