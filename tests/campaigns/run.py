@@ -17,12 +17,16 @@
 A disturbed run must end with the bits of an undisturbed one, or with an error after which --resume leads to those bits. CI runs a share of each
 (tests/python/cli/test_campaigns.py; those of gpu-rank, host and rank-fault are marked as long). The exit status is 1 where a check failed."""
 import argparse
+import os
 import pathlib
 import sys
 import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+PYTHON = HERE.parents[1] / ".venv" / "bin" / "python"  # which has PyTorch, where that of the command line has not
+if sys.prefix == sys.base_prefix and PYTHON.exists():
+    os.execv(PYTHON, [str(PYTHON), *sys.argv])
 sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 import matrix  # noqa: E402
 from fault_campaign import RealFaults, injected  # noqa: E402
@@ -92,7 +96,8 @@ def main():
     parser.add_argument("kind", choices=[*KINDS, "all"])
     parser.add_argument("--count", type=int, help="how many kills, faults or rounds; cells of rank-matrix, at random, besides those of every pair")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", help="a folder on a disk (O_DIRECT) for the runs; by default a temporary one")
+    parser.add_argument("--folder", type=pathlib.Path, help="a folder on a disk (O_DIRECT) for the runs, made where it is missing; "
+                        "by default a temporary one")
     parser.add_argument("--ranks", type=int, help="the most ranks or hosts of a run: at least 2")
     parser.add_argument("--within", type=float, default=2, help="seconds in which all others must end after the death of a rank")
     parser.add_argument("--jobs", type=int, default=2, help="how many cells of a matrix run at a time")
@@ -108,6 +113,11 @@ def main():
         parser.error("--resume needs --json FILE, which has the results to go on from")
     if a.kind == "all" and (a.count is not None or a.json):
         parser.error("all runs each kind with its own number, and without --json; name the kind instead")
+    if a.folder:
+        try:
+            a.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--folder cannot be made: {error}; name another one")
     if a.kind == "all":
         return max(run(kind, a) for kind in KINDS)
     return run(a.kind, a)

@@ -1,14 +1,12 @@
 """Puts on sys.path what tests import besides support: the package, and scripts. (pytest puts this folder there, since it
 has a conftest.py, and the folder of each test; so no two files of tests may have one name.)"""
 
-import os
 import signal
 import sys
 
-from support.sluice_process import BUILD, PACKAGE, SOURCE
+from support.sluice_process import PACKAGE, SOURCE
 
 sys.path[:0] = [str(PACKAGE), str(SOURCE / "scripts"), str(SOURCE / "tests" / "campaigns")]
-os.environ.setdefault("SLUICE_LIBRARY_PATH", str(BUILD / "lib"))
 # A shell lets what it starts in the background ignore SIGINT, and so would all programs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -2,6 +2,9 @@
 a busy machine needs. Cells that have every value of a setting run always (of ranks every eighth one), and those with every pair are long."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 import rank_matrix
@@ -12,6 +15,7 @@ from matrix import AXES, pairs_of, sample, try_cell
 from rank_campaign import RankCampaign
 from rank_faults import RankFaults
 from support import fake_gpu
+from support.sluice_process import PACKAGE, SOURCE, TESTS
 
 pytestmark = pytest.mark.skipif(not SLUICE.exists(), reason=f"{SLUICE} is not built")
 CELLS, CELLS_OF_RANKS, LOADS = sample(), pairs_of(rank_matrix.candidates()), pairs_of(rank_matrix.loads())
@@ -25,6 +29,30 @@ def params(cells, every=1, first=0):
 @pytest.fixture(scope="module")
 def twins():
     return rank_matrix.Matrix()
+
+
+OF_THIS_RUN = ("SLUICE_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+
+
+def as_in_a_shell(*words, **variables):
+    """Runs a command without what a run of the tests adds to the environment."""
+    clean = {name: value for name, value in os.environ.items() if name not in OF_THIS_RUN}
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, env=clean | variables)
+
+
+@pytest.mark.parametrize("kind", ["kill", pytest.param("gpu-rank", marks=pytest.mark.long)])
+def test_the_command_runs_as_it_is_printed(tmp_path, kind):
+    done = as_in_a_shell(SOURCE / "tests" / "campaigns" / "run.py", kind, "--count", "0", "--folder", tmp_path / "a" / "folder")
+    assert done.returncode == 0 and f"{kind}: passed" in done.stdout, done.stdout + done.stderr
+    (tmp_path / "file").touch()
+    done = as_in_a_shell(SOURCE / "tests" / "campaigns" / "run.py", kind, "--folder", tmp_path / "file")
+    assert done.returncode == 2 and "--folder cannot be made" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_campaigns_rank_finds_the_library_where_no_variable_names_it():
+    paths = os.pathsep.join(map(str, (PACKAGE, TESTS)))
+    done = as_in_a_shell(sys.executable, "-c", "from support import sluice_package; sluice_package.make_engine().close()", PYTHONPATH=paths)
+    assert done.returncode == 0, done.stderr
 
 
 def test_kills_and_resumes_change_no_bit(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import sluice_process  # noqa: F401 (it names the library)
 
 import sluice
 

@@ -12,6 +12,7 @@ SOURCE = TESTS.parents[1]
 PACKAGE = SOURCE / "bindings" / "python"
 BUILD = Path(os.environ.get("SLUICE_BUILD", SOURCE / "build"))
 SLUICE = BUILD / "bin" / "sluice"
+os.environ.setdefault("SLUICE_LIBRARY_PATH", str(BUILD / "lib"))  # of the package, in this process and in those that it starts
 
 
 def run_sluice(command, *words, **flags):
