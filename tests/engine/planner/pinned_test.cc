@@ -169,6 +169,8 @@ PlanRequest request_of(const Json& object) {
     if (const auto place = asked<std::string>(object, parts[part]))
       request.places[part] = tier_of_place(*place);
   request.trains = field(object, "trains", true);
+  request.computing = asked<double>(object, "computing");
+  if (const auto updates = asked<std::string>(object, "updates")) request.updates = tier_of_place(*updates);
   return request;
 }
 
@@ -186,6 +188,11 @@ MachineRates rates_of(const Json& object) {
   rates.disk_together = field(object, "disk_together", rates.disk_together);
   rates.disk_processor_seconds = field(object, "disk_processor_seconds", rates.disk_processor_seconds);
   rates.cores = field(object, "cores", rates.cores);
+  if (object.contains("gpu")) {
+    const Json& gpu = object.at("gpu");
+    rates.gpu = {Source::kStated, gpu.at("in"), gpu.at("out"), gpu.at("both"),
+                 1 / gpu.at("updates").get<double>()};
+  }
   return rates;
 }
 
@@ -229,6 +236,8 @@ Json planned(const Json& written) {
   budget.memory = parse_size(file.at("budget").at("memory").get<std::string>());
   budget.disk = parse_size(file.at("budget").at("disk").get<std::string>());
   budget.base = parse_size(file.at("budget").at("base").get<std::string>());
+  budget.device = parse_size(field<std::string>(file.at("budget"), "device", "0"));
+  budget.device_base = parse_size(field<std::string>(file.at("budget"), "device_base", "0"));
   try {
     return shortened(to_json(make_plan(profile, *optimizer_of(file.at("optimizer")), budget,
                                        request_of(file.at("request")), rates_of(file.at("rates"))),
