@@ -171,6 +171,9 @@ class Composite final : public Links {
   std::optional<Gone> gone(int rank) override {
     return place(rank) >= 0 ? local_->gone(place(rank)) : between_->gone(rank);
   }
+  void work_has_failed() override {
+    if (between_ != nullptr) between_->work_has_failed();
+  }
 
  private:
   int place(int rank) const { return places_[static_cast<std::size_t>(rank)]; }

@@ -37,6 +37,8 @@ class Links {
     std::string how;  // as in "its process has ended"
   };
   virtual std::optional<Gone> gone(int rank) = 0;
+  // Tells that the work of these ranks has failed: destroying the links then waits less for a silent rank.
+  virtual void work_has_failed() {}
 };
 
 }  // namespace sluice::comm

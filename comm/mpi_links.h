@@ -39,8 +39,8 @@ class Mpi {
     std::chrono::milliseconds silence{700};
   };
   // Makes the links of this rank; the Mpi outlives them. Collective: waits until all ranks have called it.
-  // Destroying the links waits until the others leave, too: 10 s where one gives no sign of life, and 30 s at
-  // most. Throws Error(kIo) where MPI fails.
+  // Destroying the links waits until the others leave, too: 30 s at most, and where one gives no sign of life
+  // 10 s, or 2 s once work_has_failed(). Throws Error(kIo) where MPI fails.
   virtual std::unique_ptr<Links> make_links(const Settings& settings) = 0;
 };
 

@@ -388,6 +388,7 @@ void Transport::State::fail(int rank, ErrorCode code, std::string text) {
   if (failed) return;
   const Failure first = inbox->fail({rank, code, std::move(text)});
   failed = true;
+  links->work_has_failed();
   end_all([&] { return error_of(first.code, first.text); });
   for (const auto& peer : peers)
     if (peer != nullptr)

@@ -1,10 +1,12 @@
 #pragma once
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "bindings/cli/flags.h"
+#include "bindings/cli/ranks.h"
 #include "models/run/trainer.h"
 #include "models/text/generate.h"
 
@@ -33,8 +35,10 @@ void bind_step_bench(CLI::App& app, TrainOptions& options);  // the subset of ar
 void read_choices(const TrainOptions& options, models::TrainSettings& settings);
 // Returns the settings of the flags, completed from --config. REQUIRES: `app` has been parsed.
 models::TrainSettings finish_settings(CLI::App& app, TrainOptions& options);
-// REQUIRES: a StopSignals exists, which was made before any other thread.
-void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out);
+// Leaves the run's ranks, if it has several, in `ranks`, so that an error can be reported before they are
+// closed. REQUIRES: a StopSignals exists, which was made before any other thread.
+void run_train(const models::TrainSettings& settings, const TrainOptions& options,
+               std::unique_ptr<Ranks>& ranks, std::FILE* out);
 void run_plan(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out);
 
 struct GenerateOptions {

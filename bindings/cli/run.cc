@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <new>
 #include <optional>
 
@@ -44,6 +45,8 @@ struct Program {
   // For a run that trains. It lives until an error has been reported: when a rank dies, a launcher sends
   // SIGTERM to the others while they are about to report that.
   std::optional<StopSignals> signals;
+  // They live as long, since closing them may wait for ranks that are lost.
+  std::unique_ptr<Ranks> ranks;
 
   Program() {
     app.set_version_flag("--version", fmt::format("sluice {}", kVersion));
@@ -101,7 +104,7 @@ void dispatch(Program& program) {
   if (chosen.front() == program.train_app) {
     const models::TrainSettings settings = finish_settings(*program.train_app, program.train);
     program.signals.emplace();
-    return run_train(settings, program.train, stdout);
+    return run_train(settings, program.train, program.ranks, stdout);
   }
   if (chosen.front() == program.plan_app)
     return run_plan(finish_settings(*program.plan_app, program.plan), program.plan, stdout);
@@ -121,9 +124,10 @@ std::string error_line(const std::string& style, ErrorCode code, const std::stri
 }
 
 // If the text cannot be written, the exit status still tells the kind of error.
-int report(const std::string& style, ErrorCode code, const std::string& text) {
+int report(Program& program, ErrorCode code, const std::string& text) {
   std::fflush(stdout);
-  tell_on_stderr(error_line(style, code, printable(text)) + "\n");
+  if (program.errors == "json") program.ranks.reset();  // which may warn, and the error is the last line
+  tell_on_stderr(error_line(program.errors, code, printable(text)) + "\n");
   return exit_status(code);
 }
 
@@ -163,12 +167,12 @@ int run(int argc, const char* const* argv) {
   try {
     return run(program, argc, argv);
   } catch (const Error& error) {
-    return report(program.errors, error.code(), error.what());
+    return report(program, error.code(), error.what());
   } catch (const std::bad_alloc&) {
-    return report(program.errors, ErrorCode::kBudget,
+    return report(program, ErrorCode::kBudget,
                   "the system gave no memory for a small object; free some, or state a smaller --memory");
   } catch (const std::exception& error) {
-    return report(program.errors, ErrorCode::kInternal, error.what());
+    return report(program, ErrorCode::kInternal, error.what());
   }
 }
 

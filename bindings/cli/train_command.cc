@@ -166,14 +166,15 @@ void plan_for_ranks(const TrainOptions& options, models::TrainSettings& settings
 
 }  // namespace
 
-void run_train(const models::TrainSettings& settings, const TrainOptions& options, std::FILE* out) {
+void run_train(const models::TrainSettings& settings, const TrainOptions& options,
+               std::unique_ptr<Ranks>& ranks, std::FILE* out) {
   if (!options.machine.empty())
     fail(ErrorCode::kInvalidArgument,
          "--machine '{}': a run trains on this machine; use sluice plan --machine to plan for another",
          options.machine);
   models::TrainSettings own = settings;
   File unseen(nullptr, std::fclose);
-  const std::unique_ptr<Ranks> ranks = join_ranks(options, settings, asked_ranks(options, settings));
+  ranks = join_ranks(options, settings, asked_ranks(options, settings));
   if (ranks != nullptr) {
     own.ranks_here = ranks->ranks_here();
     own.share_of_cores = ranks->share_of_cpus();

@@ -17,9 +17,7 @@ using std::chrono::milliseconds;
 
 constexpr int kTag = 1;
 constexpr milliseconds kBetweenQuestions{50}, kSearch{3000};
-// A live rank answers while it still works, for example frees memory. On a busy machine it may wait for a
-// processor for seconds.
-constexpr milliseconds kSilentLeaving{10000}, kMostLeaving{30000};
+constexpr milliseconds kMostLeaving{30000};
 // A send to a rank that has ended fails at once, while that rank's earlier packets, such as the reason of its
 // end, may still be unread.
 constexpr milliseconds kLastWords{100};
@@ -279,7 +277,7 @@ std::optional<Links::Gone> MpiLinks::gone(int rank) {
   if (p.lost) return Gone{false, *p.lost};
   if (!missing_since_) return std::nullopt;
   const auto since = now - std::max(p.heard, *missing_since_);
-  if (since < (leaves_ ? std::max(settings_.silence, kSilentLeaving) : settings_.silence))
+  if (since < (leaves_ ? std::max(settings_.silence, silent_leaving_) : settings_.silence))
     return std::nullopt;
   lose(rank, fmt::format("it is silent since {}, for {:.1f} s",
                          leaves_ ? "this rank has ended" : "MPI or the launcher has missed a rank",

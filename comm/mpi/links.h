@@ -39,8 +39,13 @@ class MpiLinks final : public Links {
   void wait(Clock::time_point until) override;
   void wake() override;
   std::optional<Gone> gone(int rank) override;
+  void work_has_failed() override { silent_leaving_ = kSilentFailed; }
 
  private:
+  // How long a rank that leaves waits for a silent one. A live rank answers while it still works, for example
+  // frees memory. On a busy machine it may wait for a processor for seconds, and where it is missed, the job
+  // seems to have failed. Once the work has failed, the others need time only to report the same.
+  static constexpr std::chrono::milliseconds kSilentLeaving{10000}, kSilentFailed{2000};
   enum class Kind : unsigned char { kPacket, kQuestion, kAnswer, kFarewell };
   struct Peer {
     std::vector<MPI_Request> posted;  // a circular queue; heads_ has the oldest request
@@ -85,6 +90,7 @@ class MpiLinks final : public Links {
   Clock::time_point asked_;
   std::optional<Clock::time_point> missing_since_;
   bool leaves_ = false;
+  std::chrono::milliseconds silent_leaving_ = kSilentLeaving;
   bool has_room_ = false;  // a send buffer is free, and wait() has not reported it yet
 
   std::mutex mutex_;

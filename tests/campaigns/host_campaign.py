@@ -11,7 +11,7 @@ import time
 from kill_campaign import PATIENCE, SOURCE, leftovers, written
 from rank_campaign import SILENCE, RankCampaign, processes_of
 
-FAREWELL = 2  # seconds for which an ending rank waits for lost ranks
+FAREWELL = 2  # seconds for which a rank whose work has failed waits for a silent one before it ends
 HOSTS = SOURCE / "scripts" / "hosts.sh"
 
 

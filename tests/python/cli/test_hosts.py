@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from host_campaign import HostCampaign
+from host_campaign import FAREWELL, HostCampaign, ranks_of_hosts
 from kill_campaign import lesson
 from support.sluice_process import BUILD, SLUICE, SOURCE, has_metrics
 
@@ -167,6 +167,34 @@ def test_a_rank_of_another_host_that_is_lost_is_named(tmp_path, number, flags, t
     assert f"sluice{run.pid}-" not in names
 
 
+@pytest.mark.parametrize("mesh", ["data=2", pytest.param("pipeline=2", marks=pytest.mark.long)])
+def test_a_cut_wire_is_told_before_ranks_end(tmp_path, mesh):
+    """Each host's rank names the other one once it has been silent, and only then says farewell, which is short."""
+    silence, loaded = 3, 2
+    aside = ["sh", "-c", 'exec "$@" 2> "$0.$OMPI_COMM_WORLD_RANK"', str(tmp_path / "error")]
+    program = on_hosts(1, *aside, *words(tmp_path, "run", 100000, "--silence", str(silence), "--mesh", mesh))
+    errors = [tmp_path / f"error.{rank}" for rank in range(2)]
+    with subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+        wait_for_a_step(tmp_path)
+        wire = ["ip", "-n", f"sluice{run.pid}-2", "link", "set", "wire"]
+        begin = time.monotonic()
+        subprocess.run([*wire, "down"], check=True)
+        told = ended = None
+        while ended is None and time.monotonic() < begin + 30:
+            if told is None and all("error: " in error.read_text() for error in errors):
+                told = time.monotonic() - begin
+            if not ranks_of_hosts(str(tmp_path / "run")):
+                ended = time.monotonic() - begin
+            time.sleep(0.02)
+        subprocess.run([*wire, "up"], check=True)  # mpirun ends the processes that it has started there
+        run.communicate(timeout=60)
+    for rank, error in enumerate(errors):
+        first = next(line for line in error.read_text().splitlines() if line.startswith("sluice: "))
+        assert "error: " in first and f"rank {1 - rank} has given no sign of life for {silence} s" in first, error.read_text()
+    assert told is not None and told < silence + loaded, told
+    assert ended is not None and ended < silence + FAREWELL + loaded, ended
+
+
 @pytest.mark.long
 def test_a_host_whose_disk_is_full_is_named(tmp_path):
     """Rank 0's host alone has a small file system for checkpoints, which others fill; rank 1 sends its part of them there."""
@@ -206,7 +234,7 @@ def test_a_host_whose_disk_is_full_is_named(tmp_path):
 @pytest.mark.long
 def test_cut_wires_and_resumes_change_no_bit(tmp_path):
     """A share of tests/campaigns/run.py host."""
-    campaign = HostCampaign(tmp_path, 2, seed=5, within=30)
+    campaign = HostCampaign(tmp_path, 2, seed=5, within=5)
     campaign.run(1)
     assert campaign.killed >= 1 and campaign.rounds >= 1, campaign.kills
 
