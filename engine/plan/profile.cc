@@ -37,6 +37,7 @@ Work& Work::operator+=(const Work& other) {
   attention += other.attention;
   bytes += other.bytes;
   received += other.received;
+  from_hosts += other.from_hosts;
   waits += other.waits;
   return *this;
 }

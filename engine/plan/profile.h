@@ -29,8 +29,9 @@ struct Work {
   std::vector<double> products;  // floating-point operations, by index of Profile::products
   double attention = 0;          // floating-point operations of attention
   double bytes = 0;              // bytes that everything else reads and writes
-  // Where layers are cut over ranks: bytes that others send for it, and how often it waits for them.
-  std::uint64_t received = 0, waits = 0;
+  // Where layers are cut over ranks: bytes that others send for it, those that come to the rank's host from
+  // others, and how often it waits for them.
+  std::uint64_t received = 0, from_hosts = 0, waits = 0;
   double flops() const;
   Work& operator+=(const Work& other);
 };

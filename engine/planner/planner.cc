@@ -170,8 +170,9 @@ class Planner {
          {&StepTime::compute, &StepTime::optimizer, &StepTime::disk, &StepTime::link, &StepTime::transfers,
           &StepTime::step, &StepTime::updates, &StepTime::sums})
       plan.time.*each += times * (plan.time.*each - shorter.time.*each);
-    for (std::uint64_t Plan::*const each : {&Plan::step_bytes_received, &Plan::step_bytes_from_hosts,
-                                            &Plan::step_bytes_read, &Plan::step_bytes_written})
+    for (std::uint64_t Plan::*const each :
+         {&Plan::step_bytes_received, &Plan::step_bytes_from_hosts, &Plan::step_bytes_of_layers,
+          &Plan::step_bytes_read, &Plan::step_bytes_written})
       plan.*each += (plan.*each - shorter.*each) / kLastGroups * more;
   }
 

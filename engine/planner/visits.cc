@@ -150,12 +150,15 @@ void Placement::add_computing(const std::vector<UnitPlan>& units, std::size_t gr
       visits[i].compute += static_cast<double>(micro_batches) * times[unit].forward;
       visits[i].layers += static_cast<double>(micro_batches) * times[unit].forward_layers;
       visits[i].received_while_computing += micro_batches * profile.forward.received;
+      visits[i].from_hosts_while_computing += micro_batches * profile.forward.from_hosts;
     }
     if (part.backward) {
       visits[i].layers +=
           static_cast<double>(micro_batches) * times[unit].backward_layers[units[unit].choice];
       visits[i].received_while_computing +=
           micro_batches * (profile.backward.received + choice.again.received);
+      visits[i].from_hosts_while_computing +=
+          micro_batches * (profile.backward.from_hosts + choice.again.from_hosts);
       visits[i].compute += static_cast<double>(micro_batches) *
                            (times[unit].backward[units[unit].choice] - times[unit].weights);
     }
@@ -249,7 +252,8 @@ void Placement::count_bytes(const std::vector<Visit>& visits, Plan& plan) const 
     const Arriving arriving = visit.arriving();
     plan.step_bytes_of_layers += visit.received_while_computing;
     plan.step_bytes_received += arriving.bytes + visit.received_while_computing;
-    plan.step_bytes_from_hosts += hosts_.all_on_one() ? 0 : arriving.by_link;
+    plan.step_bytes_from_hosts +=
+        visit.from_hosts_while_computing + (hosts_.all_on_one() ? 0 : arriving.by_link);
     plan.step_bytes_read += visit.read_bytes();
     plan.step_bytes_written += visit.written_bytes();
   }

@@ -40,8 +40,8 @@ struct Visit {
   std::size_t steps = 1;      // updates go on between so many steps of computing
   std::uint64_t fetched = 0;  // from disk into frames, before the access begins
   std::uint64_t written = 0;  // from its frames to disk, once they are not needed
-  // Bytes that come from these ranks meanwhile.
-  std::uint64_t received_while_computing = 0;
+  // Bytes that come from these ranks meanwhile; and those that come to this host from others.
+  std::uint64_t received_while_computing = 0, from_hosts_while_computing = 0;
   Arriving pulled = {};       // from other ranks into frames, before the access begins
   Arriving summed = {};       // for sums over ranks of gradients that are final with the access
   bool sum_in_frames = true;  // whether the gradient takes frames until it is summed

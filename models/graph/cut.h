@@ -24,11 +24,19 @@ constexpr Range part_of(std::size_t size, std::size_t parts, std::size_t index) 
   return {first, size * (index + 1) / parts - first};
 }
 
+// How many parts, of as many as the axis has ranks, come to this rank's host from others: contributions to a
+// sum, and parts that all ranks of the axis get.
+struct PartsFromHosts {
+  std::size_t added = 0, gathered = 0;
+  bool operator==(const PartsFromHosts&) const = default;
+};
+
 // Tensor parallelism: heads, hidden columns and the vocabulary are cut into pieces. Each rank of the axis
 // computes the same number of consecutive pieces. The pieces' contributions to a sum are added pairwise.
 struct TensorCut {
   std::size_t pieces = 1;  // pieces of a layer, a multiple of the ranks; a single rank may have several, too
   std::size_t ranks = 1, rank = 0;
+  PartsFromHosts from_hosts = {};
 
   bool is_cut() const { return pieces > 1; }
   std::size_t own_pieces() const { return pieces / ranks; }
@@ -54,6 +62,7 @@ struct TensorCut {
 // work on all ranks.
 struct SequenceCut {
   std::size_t ranks = 1, rank = 0;
+  PartsFromHosts from_hosts = {};
   bool operator==(const SequenceCut&) const = default;
 };
 

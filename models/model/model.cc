@@ -316,8 +316,8 @@ engine::Work work_of(const kernels::ProductSurvey& asked, double flops, double b
   return work;
 }
 
-// Counts the bytes that a rank receives: for a sum, the other ranks' contributions to its part and then the
-// other parts; for a gather, the other parts.
+// Counts the bytes that a rank and its host receive: for a sum, the other ranks' contributions to its part
+// and then the other parts; for a gather, the other parts.
 void count_calls(const std::vector<LayerCall>& calls, const Shape& shape, engine::Work& work) {
   for (const LayerCall& call : calls) {
     const std::size_t ranks = call.along_sequence ? shape.sequence.ranks : shape.cut.ranks,
@@ -325,6 +325,9 @@ void count_calls(const std::vector<LayerCall>& calls, const Shape& shape, engine
     const std::size_t own = call.values / ranks + (rank < call.values % ranks ? 1 : 0);
     const std::size_t added = call.gathers ? 0 : own * (ranks - 1);
     work.received += (added + call.values - own) * size_of(call.type);
+    const PartsFromHosts& come = call.along_sequence ? shape.sequence.from_hosts : shape.cut.from_hosts;
+    const std::size_t parts = come.gathered + (call.gathers ? 0 : come.added);
+    work.from_hosts += call.values * parts / ranks * size_of(call.type);
     work.waits += call.gathers ? 1 : 2;
   }
 }

@@ -4,6 +4,8 @@
 #include <limits>
 #include <map>
 
+#include "comm/sum_route.h"
+
 namespace sluice::models {
 namespace {
 
@@ -23,6 +25,25 @@ std::optional<engine::Link> part_of_wire(const TrainSettings& s, std::size_t par
 
 int size_along(const TrainSettings& s, const char* axis) { return s.mesh ? s.mesh->size(axis) : 1; }
 
+// Of the ranks of this one's section. What all ranks of an axis get, comes to a host once.
+PartsFromHosts parts_from_hosts(const TrainSettings& s, const char* axis) {
+  PartsFromHosts come;
+  const comm::Hosts all = s.ranks.on_hosts();
+  if (!s.mesh || all.all_on_one()) return come;
+  for (const int rank : ranks_of_section(s, s.mesh->coordinate(s.ranks.rank, "pipeline"))) {
+    if (!all.on_one(rank, s.ranks.rank)) continue;
+    std::vector<int> numbers;
+    for (const int other : s.mesh->along(rank, axis)) numbers.push_back(all.first_of(other));
+    const comm::Hosts hosts(numbers);
+    const int own = s.mesh->coordinate(rank, axis);
+    const comm::SumRoute route(comm::order_of_ranks(hosts.ranks()), hosts, true, own);
+    come.added += static_cast<std::size_t>(std::ranges::count_if(
+        route.own_inputs(), [&](const auto& input) { return !hosts.on_one(input.from, own); }));
+    if (hosts.first_of(own) == own) come.gathered += numbers.size() - hosts.with(own).size();
+  }
+  return come;
+}
+
 }  // namespace
 
 int sections_of(const TrainSettings& s) { return size_along(s, "pipeline"); }
@@ -36,6 +57,7 @@ TensorCut tensor_cut(const TrainSettings& s) {
   TensorCut cut;
   cut.ranks = static_cast<std::size_t>(tensor_size(s));
   if (s.mesh) cut.rank = static_cast<std::size_t>(s.mesh->coordinate(s.ranks.rank, "tensor"));
+  cut.from_hosts = parts_from_hosts(s, "tensor");
   cut.pieces = s.plan.reproducible ? *s.grain : cut.ranks;
   return cut;
 }
@@ -43,7 +65,8 @@ TensorCut tensor_cut(const TrainSettings& s) {
 SequenceCut sequence_cut(const TrainSettings& s) {
   if (!s.mesh) return {};
   return {static_cast<std::size_t>(size_along(s, "sequence")),
-          static_cast<std::size_t>(s.mesh->coordinate(s.ranks.rank, "sequence"))};
+          static_cast<std::size_t>(s.mesh->coordinate(s.ranks.rank, "sequence")),
+          parts_from_hosts(s, "sequence")};
 }
 
 // For sums over the micro-batches of all ranks, ranks with the same pieces are consecutive.

@@ -137,6 +137,27 @@ TEST_F(MeshPlan, CountsWhatComesFromOtherHosts) {
   }
 }
 
+// Of ranks that compute a micro-batch together, what they exchange meanwhile comes from the other host where
+// they are on several.
+TEST_F(MeshPlan, CountsWhatLayersGetFromOtherHosts) {
+  for (const std::string axis : {"tensor", "sequence"}) {
+    const auto on_two_hosts = [&](const std::string& mesh, std::size_t accumulate = 32) {
+      TrainSettings s = on_mesh(mesh, 2);
+      s.accumulate = accumulate;
+      s.length = 256;
+      return planned(s).plan;
+    };
+    const engine::Plan apart = on_two_hosts(axis + "=2"), columns = on_two_hosts(axis + "=2,data=2"),
+                       rows = on_two_hosts("data=2," + axis + "=2");
+    EXPECT_GT(apart.step_bytes_of_layers, 0u);
+    EXPECT_EQ(on_two_hosts(axis + "=2", 512).step_bytes_of_layers, 16 * apart.step_bytes_of_layers) << axis;
+    EXPECT_EQ(apart.step_bytes_from_hosts, apart.step_bytes_received) << axis;
+    EXPECT_EQ(rows.step_bytes_of_layers, columns.step_bytes_of_layers) << axis;
+    EXPECT_GE(columns.step_bytes_from_hosts, 2 * columns.step_bytes_of_layers) << axis;
+    EXPECT_LE(rows.step_bytes_from_hosts, 2 * rows.step_bytes_of_data()) << axis;
+  }
+}
+
 // Of more ranks with as many micro-batches each, a rank receives no less, and no step is shorter.
 TEST_F(MeshPlan, IsOfAThousandRanks) {
   double before = 0;
