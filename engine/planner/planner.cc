@@ -65,9 +65,17 @@ class Planner {
   };
   // REQUIRES: the group is given.
   Least least() const {
-    const Shape shape = shapes(*in_.request.group).back();
-    const Start start(*this, in_.profile.repeats(shape.group));
-    return {tiers_.describe(shape, start.everything), tiers_.describe(shape, start.least)};
+    const Start start(*this, in_.profile.repeats(*in_.request.group));
+    std::optional<Plan> in_memory, on_disk;
+    for (const Shape& shape : shapes(*in_.request.group)) {  // to recompute more may take more workspace
+      const auto keep_less = [&](std::optional<Plan>& least, const Tiers::Placed& placed) {
+        Plan plan = tiers_.describe(shape, placed);
+        if (!least || plan.peak_memory <= least->peak_memory) least = std::move(plan);
+      };
+      keep_less(in_memory, start.everything);
+      keep_less(on_disk, start.least);
+    }
+    return {*std::move(in_memory), *std::move(on_disk)};
   }
 
  private:

@@ -1,5 +1,7 @@
 #include "engine/planner/shortage.h"
 
+#include <algorithm>
+
 #include "core/bytes.h"
 #include "core/error.h"
 
@@ -55,22 +57,27 @@ void refuse_rounds(const Shortage& s) {
 
 [[noreturn]] void refuse_memory(const Shortage& s) {
   refuse_rounds(s);
-  const Plan& least = s.on_disk.own;
+  // Of a small model frames and staging may take more than all that they replace.
+  const bool is_small = s.in_memory.own.peak_memory <= s.on_disk.own.peak_memory;
+  const LeastOfRanks& of_ranks = is_small ? s.in_memory : s.on_disk;
+  const Plan& least = of_ranks.own;
   const std::uint64_t computing = least.activation_bytes + least.workspace_bytes;
   // The lack is that of the plan that the given places allow.
   const std::uint64_t lacking = s.budget.disk > 0 ? least.peak_memory : s.in_memory.own.peak_memory;
-  fail_for_lack_of(
-      lacking - std::min(lacking, s.budget.memory),
-      "{}: memory is short by {}; with everything on disk that can be{} it needs {} ({} activations and "
-      "workspace, {} frames, staging and what stays, {} the process). Give {}{}",
-      asked_of(s), format_size(least.peak_memory - s.budget.memory),
-      s.profile.any_order || !s.request.trains ? "" : ", all recomputed, and " + at_a_time(least.group),
-      format_needed(least.peak_memory, s.budget.memory), format_size(computing),
-      format_size(least.peak_memory - computing - s.budget.base), format_size(s.budget.base),
-      both_arguments(s, s.on_disk),
-      !s.request.trains ? ""
-      : s.request.flags ? ", or a smaller --batch or --seq"
-                        : ", or less that is reserved, or smaller units");
+  fail_for_lack_of(lacking - std::min(lacking, s.budget.memory),
+                   "{}: memory is short by {}; with everything {}{} it needs {} ({} activations and "
+                   "workspace, {} frames, staging and what stays, {} the process). Give {}{}",
+                   asked_of(s), format_size(least.peak_memory - s.budget.memory),
+                   is_small ? "in memory that can be (on disk it takes more)" : "on disk that can be",
+                   s.profile.any_order || !s.request.trains
+                       ? ""
+                       : ", what saves memory recomputed, and " + at_a_time(least.group),
+                   format_needed(least.peak_memory, s.budget.memory), format_size(computing),
+                   format_size(least.peak_memory - computing - s.budget.base), format_size(s.budget.base),
+                   both_arguments(s, of_ranks),
+                   !s.request.trains ? ""
+                   : s.request.flags ? ", or a smaller --batch or --seq"
+                                     : ", or less that is reserved, or smaller units");
 }
 
 [[noreturn]] void refuse_asked_disk(const Shortage& s, const LeastOfRanks& least) {
@@ -105,7 +112,7 @@ std::string format_needed(std::uint64_t needed, std::uint64_t given) {
 void refuse(const Shortage& s) {
   const Plan &in_memory = s.in_memory.own, &on_disk = s.on_disk.own;
   const std::uint64_t disk = on_disk.disk_bytes - std::min(on_disk.disk_bytes, s.budget.disk);
-  if (on_disk.peak_memory > s.budget.memory) refuse_memory(s);
+  if (std::min(on_disk.peak_memory, in_memory.peak_memory) > s.budget.memory) refuse_memory(s);
   if (in_memory.peak_memory <= s.budget.memory) refuse_asked_disk(s, s.on_disk);
   if (s.budget.disk == 0)
     fail_for_lack_of(in_memory.peak_memory - s.budget.memory,

@@ -60,6 +60,40 @@ TEST(Refusal, NamesTheLeastMemoryAtEachStage) {
     }
 }
 
+// Frames and staging of a small one may take more than all that they replace: then no disk is named.
+TEST(Refusal, NamesTheLeastMemoryOfSmallModels) {
+  const auto optimizer = optim::make_optimizer({});
+  int without_disk = 0;
+  for (const std::size_t side : {8, 256, 512, 768, 1024, 1536}) {
+    Profile profile = toy::profile(1, {Dtype::kF32}, 1);
+    for (UnitSpec& unit : profile.units) unit.parameters[0].shape = {side, side};
+    PlanRequest request;
+    request.flags = true;
+    const auto text = refusal(profile, *optimizer, {1, 0, 0}, request);
+    ASSERT_TRUE(text);
+    const auto named = mebibytes_after("ive --memory ", *text);
+    ASSERT_TRUE(named) << *text;
+    const auto disk = mebibytes_after("--disk FOLDER:", *text);
+    without_disk += disk ? 0 : 1;
+    EXPECT_FALSE(refusal(profile, *optimizer, {*named, disk.value_or(0), 0}, request)) << *text;
+    EXPECT_LE(*named, least_memory(profile, *optimizer, 4 * kGiB, request) + 2 * kMiB) << *text;
+  }
+  EXPECT_GT(without_disk, 0);
+}
+
+TEST(Refusal, NamesTheLeastMemoryWhereRecomputingTakesMore) {
+  const auto optimizer = optim::make_optimizer({});
+  Profile profile = toy::profile(1);
+  for (UnitProfile& unit : profile.unit_profiles) unit.choices[1].workspace_bytes = 64 * kMiB;
+  PlanRequest request;
+  request.flags = true;
+  const auto text = refusal(profile, *optimizer, {kMiB, 4 * kGiB, 0}, request);
+  ASSERT_TRUE(text);
+  const auto named = mebibytes_after("ive --memory ", *text);
+  ASSERT_TRUE(named) << *text;
+  EXPECT_LE(*named, least_memory(profile, *optimizer, 4 * kGiB, request) + 2 * kMiB) << *text;
+}
+
 TEST(Refusal, NamesTheLeastDiskAtEachStage) {
   const auto optimizer = optim::make_optimizer({});
   const Profile profile = toy::profile(4);
