@@ -26,10 +26,12 @@ void check_cut(const Shape& shape) {
                   cut.ranks > 1 ? fmt::format(" over {} ranks along tensor (--mesh)", cut.ranks) : "");
   ensure(cut.pieces % cut.ranks == 0 && (cut.pieces == cut.ranks || std::has_single_bit(cut.pieces)),
          "{} cannot be shared out evenly, or not be added pairwise", of);
-  if (config.heads < cut.pieces || config.hidden_width < cut.pieces || config.vocabulary < cut.pieces)
-    fail(ErrorCode::kInvalidArgument,
-         "{} are asked for, and the model has {} heads, {} hidden columns and a vocabulary of {}: give fewer",
-         of, config.heads, config.hidden_width, config.vocabulary);
+  for (const auto& [count, what] : {std::pair(config.heads, "heads"),
+                                    {config.hidden_width, "hidden columns"},
+                                    {config.vocabulary, "entries in its vocabulary"}})
+    if (count < cut.pieces)
+      fail(ErrorCode::kInvalidArgument,
+           "{} are asked for, and the model has {} {}, of which each needs one: give fewer", of, count, what);
   if (config.kv_heads < cut.pieces && (cut.pieces % config.kv_heads != 0 || cut.ranks < cut.pieces))
     fail(ErrorCode::kInvalidArgument,
          "{} are asked for, and the model has {} key/value heads, which they cannot share out evenly: give a "

@@ -324,6 +324,7 @@ def test_values_come_from_files_to_each_stage(two, tmp_path, chunks):
     ("linears", {"chunks": 2}, ["a pipeline of 2 stages of 2 chunks each is asked for, and the model has 2 blocks", "or fewer chunks"]),
     ("four", {"chunks": 2, "stages": "0-1,2-3"}, ["has 2 groups of blocks, and there are 2 stages of 2 chunks each: give 4, the first ones of"]),
     ("four", {"chunks": 2, "mesh": "data=2"}, ["chunks is 2", "there is no pipeline", "or leave it out"]),
+    ("four", {"stages": "abc", "mesh": "data=2"}, ["stages is 'abc', which says which layers", "there is no pipeline", "or leave it out"]),
     ("four", {"of_ranks": [{"chunks": 1}, {"chunks": 2}]}, ["chunks is 2 on rank 1, and 1 on rank 0"]),
     ("without_third", {"chunks": 2}, ["of the 4 blocks too few have parameters for 2 stages of 2 chunks each"]),
     ("without_third", {"chunks": 2, "stages": "0,1,2,3"}, ["chunk 1 of stage 0 has the blocks 2 to 2, and no parameter; each chunk needs one"]),
@@ -356,8 +357,9 @@ def test_what_interleaved_stages_hold_is_planned_for(two):
 
 @pytest.mark.parametrize("what, options, words", [  # and in test_stage_threads.py
     ("calling_third", {"chunks": 2}, "a layer of chunk 1 of stage 0 calls '0', which chunk 0 of stage 0 has"),
-    ("set", {}, "a set passes between stages"),
-    ("local", {}, "InvalidArgumentError: a Local passes between stages"), ("grows", {}, "another one of a batch of these shapes"),
+    ("set", {}, "a value of type set passes between stages"),
+    ("local", {}, "InvalidArgumentError: a value of type Local passes between stages"),
+    ("grows", {}, "another one of a batch of these shapes"),
     # What all micro-batches keep that a stage holds at once is planned for before the first one is computed.
     ("wide", {"pipeline": "gpipe", "micro_batches": 12, "rows": 12 * 4096}, "that other calls keep for backward"),
     ("wide", {"pipeline": "1f1b", "micro_batches": 12, "rows": 12 * 4096}, "a call is computed"),

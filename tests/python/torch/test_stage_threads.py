@@ -146,6 +146,7 @@ def test_a_pipeline_that_is_dropped_leaves_nothing(process):
     (["cuda:0", "cuda:7"], {}, "devices has 'cuda:7', and this process sees 2 GPUs"),
     (["cuda:0", "cuda"], {}, "it is a list of the GPUs of the stages by their numbers"),
     (["cpu", "cpu"], {}, "On the CPU stages of one process would not be faster than one"),
+    (["cpu", "cpu"], {"device_memory": None, "device_facts": None}, "On the CPU stages of one process would not be faster than one"),
     (["cuda:0", "gpu:1"], {}, "it is a list of the GPUs"), ([], {}, "it is a list of the GPUs"), ("cuda:0", {}, "it is a list of the GPUs"),
     (["cuda:0", "cuda:1"] * 3, {}, "a pipeline of 6 stages is asked for, and the model has 4 blocks"),
     (["cuda:0", "cuda:1"], {"mesh": "pipeline=2"}, "mesh is 'pipeline=2', and devices is given"),
@@ -161,7 +162,7 @@ def test_what_cannot_be_is_refused(process, devices, options, words):
 
 
 @pytest.mark.parametrize("what, words", [
-    ("calling", "a layer of stage 1 calls one that stage 0 has"), ("set", "a set passes between stages"),
+    ("calling", "a layer of stage 1 calls one that stage 0 has"), ("set", "a value of type set passes between stages"),
     ("shifts", "is called with other values than the batch's input_ids"), ("fails", "mat1 and mat2 shapes cannot be multiplied"),
     ("frozen", "stage 1 has the blocks 1 to 1, and no parameter that is trained"), ("shared", "is the same tensor as '0.weight' of stage 0"),
 ])  # fmt: skip

@@ -78,8 +78,8 @@ def described(value: Any, device: torch.device, tensors: list[torch.Tensor]) -> 
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise InvalidArgumentError(
-        f"a {type(value).__name__} passes between stages; tensors, tuples, lists, dicts, None, numbers and texts can. Pass what is in a "
-        "namedtuple, or in an object of another class, as a tuple or a dict"
+        f"a value of type {type(value).__name__} passes between stages; tensors, tuples, lists, dicts, None, numbers and texts can. Pass what is "
+        "in a namedtuple, or in an object of another class, as a tuple or a dict"
     )
 
 

@@ -86,7 +86,7 @@ class Stage:
             along = self._of_pipeline.ranks
 
             def planned() -> tuple[Blocks, Optional[Cut], Prepared, Mapping[str, InFiles]]:
-                _check_chunks(chunks, self.stages)
+                _check_chunks(chunks, stages, self.stages)
                 if self.stages > 1:
                     _check_outputs(model, {})
                 blocks = blocks_of(model)
@@ -566,11 +566,13 @@ def _check_cut(batch: Any, rows: int) -> None:
         _check_cut(part, rows)
 
 
-def _check_chunks(chunks: int, stages: int) -> None:
-    if chunks > 1 and stages == 1:
+def _check_chunks(chunks: int, cut: Any, stages: int) -> None:
+    """cut: the layers of each stage, as given."""
+    if stages == 1 and (chunks > 1 or cut is not None):
+        given = f"chunks is {chunks}, which is how many chunks of" if chunks > 1 else f"stages is {cut!r:.80}, which says which"
         raise InvalidArgumentError(
-            f"chunks is {chunks}, which is how many chunks of layers each stage of a pipeline has, and there is no pipeline: start more "
-            'ranks (torchrun --nproc-per-node P), with mesh="pipeline=P" or without a mesh, or leave it out'
+            f"{given} layers each stage of a pipeline has, and there is no pipeline: start more ranks (torchrun --nproc-per-node P), with "
+            'mesh="pipeline=P" or without a mesh, or leave it out'
         )
 
 

@@ -538,7 +538,8 @@ class Pipeline(Stage):
             self.modules: Sequence[torch.nn.Module] = [self.module]
         else:
             _check_options(mesh, ranks, options)
-            self._begin_here(model_of(model), optimizer, _gpus_of(devices), size_of(memory, "memory"), given | options)
+            gpus = _gpus_of(devices, options.get("device_memory"))
+            self._begin_here(model_of(model), optimizer, gpus, size_of(memory, "memory"), given | options)
 
     def _begin_here(
         self, model: torch.nn.Module, optimizer: Settings, gpus: Sequence[torch.device], memory: int, given: Mapping[str, Any]
@@ -702,12 +703,10 @@ def _check_options(mesh: Any, ranks: Which, options: Mapping[str, Any]) -> None:
                 f"{name} is {value!r:.80}, and devices is given, which has a GPU for each stage: leave {name} out. For several pipelines along "
                 "data each stage is a process of its own (torchrun)"
             )
-    if not size_of(options.get("device_memory") or 0, "device_memory"):
-        raise InvalidArgumentError("devices is given, and device_memory is not; state how much of each GPU's memory a stage may take (device_memory='24GiB')")
 
 
-def _gpus_of(devices: Any) -> list[torch.device]:
-    """The GPUs of the stages."""
+def _gpus_of(devices: Any, device_memory: Any) -> list[torch.device]:
+    """The GPUs of the stages. device_memory: as given."""
     given = list(devices) if isinstance(devices, (list, tuple)) else []
     found: list[torch.device] = []
     for each in given:
@@ -717,6 +716,10 @@ def _gpus_of(devices: Any) -> list[torch.device]:
         raise InvalidArgumentError(
             f"devices is {devices!r:.80}; it is a list of the GPUs of the stages by their numbers, as ['cuda:0', 'cuda:1']. On the CPU stages of "
             "one process would not be faster than one: wrap() the model, or start a process for each stage with torchrun"
+        )
+    if not size_of(device_memory or 0, "device_memory"):
+        raise InvalidArgumentError(
+            "devices is given, and device_memory is not; state how much of each GPU's memory a stage may take (device_memory='24GiB')"
         )
     seen = gpus_seen()
     if (most := max(each.index for each in found)) >= seen:
