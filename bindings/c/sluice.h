@@ -461,6 +461,10 @@ typedef struct sluice_counters {
 } sluice_counters;
 /* Counts over the engine's life. */
 SLUICE_API sluice_status sluice_engine_counters(const sluice_engine* engine, sluice_counters* counters);
+/* Adds to the trace what the client did: a pass in the lane "compute", a wait in "rank wait", or a message in
+ * "message". begin, end: nanoseconds of CLOCK_MONOTONIC. Nothing happens where no trace is kept. */
+SLUICE_API sluice_status sluice_engine_add_event(sluice_engine* engine, const char* lane, const char* name,
+                                                 uint64_t begin, uint64_t end, uint64_t bytes);
 /* Writes the trace as Trace Event JSON, which Perfetto opens. SLUICE_STATE where none is kept. */
 SLUICE_API sluice_status sluice_engine_save_trace(const sluice_engine* engine, const char* path);
 

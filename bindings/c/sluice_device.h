@@ -31,10 +31,10 @@
  *
  * Graphs: while the caller captures that stream into a CUDA graph, calls that may queue work or wait return
  * SLUICE_STATE and do nothing, since replays would not repeat them. Allowed are questions,
- * sluice_engine_begin_step(), sluice_engine_multiply_gradients(), sluice_engine_set_updates() and
- * sluice_engine_save_trace(), and destroying an engine that holds no unit. Other streams may be captured at
- * any time, in any of CUDA's modes; where the caller's stream is CUDA's default stream, only streams that
- * were made non-blocking, as PyTorch's are.
+ * sluice_engine_begin_step(), sluice_engine_multiply_gradients(), sluice_engine_set_updates(),
+ * sluice_engine_add_event() and sluice_engine_save_trace(), and destroying an engine that holds no unit.
+ * Other streams may be captured at any time, in any of CUDA's modes; where the caller's stream is CUDA's
+ * default stream, only streams that were made non-blocking, as PyTorch's are.
  *
  * Waits: the calling thread waits for the disk; when acquiring a unit, for its update by the CPU; in
  * sluice_engine_step() and sluice_engine_gradient_norms(), for the gradients; and when loading or saving

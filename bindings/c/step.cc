@@ -261,6 +261,22 @@ sluice_status sluice_engine_counters(const sluice_engine* engine, sluice_counter
   });
 }
 
+sluice_status sluice_engine_add_event(sluice_engine* engine, const char* lane, const char* name,
+                                      uint64_t begin, uint64_t end, uint64_t bytes) {
+  return guarded([&] {
+    using sluice::Trace;
+    const sluice_engine& e = required(engine, "engine");
+    const std::string given = &required(lane, "lane"), named = &required(name, "name");
+    const auto at = [](uint64_t time) { return Trace::Clock::time_point(std::chrono::nanoseconds(time)); };
+    for (const Trace::Lane known : {Trace::Lane::kCompute, Trace::Lane::kRankWait, Trace::Lane::kMessage})
+      if (given == Trace::name_of(known)) {
+        if (e.trace) e.trace->add(known, named, at(begin), at(end), bytes);
+        return;
+      }
+    fail(ErrorCode::kInvalidArgument, "the lane is '{}'; it is compute, rank wait or message", given);
+  });
+}
+
 sluice_status sluice_engine_save_trace(const sluice_engine* engine, const char* path) {
   return guarded([&] {
     const sluice_engine& e = required(engine, "engine");

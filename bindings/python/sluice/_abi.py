@@ -262,6 +262,7 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_use_stream": [c_void_p, c_void_p],
     "sluice_engine_device": [c_void_p, _TEXT_OUT],
     "sluice_engine_ledger": [c_void_p, POINTER(LedgerLine), c_size_t, POINTER(c_size_t)],
+    "sluice_engine_add_event": [c_void_p, c_char_p, c_char_p, c_uint64, c_uint64, c_uint64],
     "sluice_engine_save_trace": [c_void_p, c_char_p],
     "sluice_safetensors_tensors": [c_char_p, _TEXT_OUT],
     "sluice_checkpoints": [c_char_p, _TEXT_OUT],

@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import json
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -372,6 +373,12 @@ class Engine:
         counters = _abi.Counters(ctypes.sizeof(_abi.Counters))
         self._handle.call("sluice_engine_counters", ctypes.byref(counters))
         return Counters(counters.wait_seconds, counters.optimizer_seconds, counters.touches)
+
+    def add_event(self, lane: str, name: str, begin: int, size: int = 0) -> None:
+        """Adds to the trace, where one is kept, what ends now: a pass in the lane "compute", a wait in "rank wait", or a message in
+        "message". begin: of time.monotonic_ns(); size: in bytes, of a message."""
+        if self.options.trace_events:
+            self._handle.call("sluice_engine_add_event", lane.encode(), name.encode(), begin, time.monotonic_ns(), size)
 
     def save_trace(self, path: Path) -> None:
         """Writes a trace of the latest events as Trace Event JSON, which Perfetto opens. Needs options.trace_events."""

@@ -96,6 +96,7 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
   };
   using Calls = std::map<std::string, std::function<sluice_status()>>;
   const Calls harmless = {
+      {"add_event", [&] { return sluice_engine_add_event(engine, "compute", "a pass", 0, 1, 0); }},
       {"checkpoint_file",
        [&] { return freed(sluice_engine_checkpoint_file(engine, saved.c_str(), "none", &text)); }},
       {"counters", [&] { return sluice_engine_counters(engine, &counters); }},

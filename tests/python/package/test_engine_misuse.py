@@ -171,6 +171,10 @@ def test_files_that_cannot_be_loaded(engine, tmp_path):
         engine.load_values(tmp_path / "text.safetensors")
     with raises(sluice.StateError, "trace_events"):
         engine.save_trace(tmp_path / "trace.json")
+    engine.add_event("compute", "nothing keeps it", 0)
+    text = "the lane is 'read'; it is compute, rank wait or message"
+    with make_engine(trace_events=1) as other, raises(sluice.InvalidArgumentError, text):
+        other.add_event("read", "a pass", 0)
     with raises(sluice.InvalidArgumentError, "NUL"):
         engine.save(f"{tmp_path}/a\0b")
 

@@ -4,9 +4,11 @@ JSON has."""
 import contextlib
 import copy
 import hashlib
+import json
 import math
 import os
 import tempfile
+import time
 import unittest.mock
 from collections import namedtuple
 from pathlib import Path
@@ -502,6 +504,20 @@ REFUSED = {
     "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "linears": _linears,
     "numbers": lambda: [1, 2], "meta": lambda: [_Gives(torch.empty(2, device="meta")), nn.Linear(8, 8)],
 }  # fmt: skip
+
+
+def traced(path):
+    """The events of the trace of a stage that trains a step."""
+    torch.manual_seed(3)
+    pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3, trace_events=1000)
+    begin = time.monotonic()
+    pipe.train_step((torch.ones(6, 8), torch.ones(6, 8)), torch.nn.functional.mse_loss)
+    seconds = time.monotonic() - begin
+    sluice.torch.engine_of(pipe.module).save_trace(path + str(RANK))
+    pipe.close()
+    events = json.loads(Path(path + str(RANK)).read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X" and e["dur"] <= 1e6 * seconds]
+    return [(e["cat"], e["name"], e.get("args", {}).get("bytes", 0)) for e in spans]
 
 
 def refused(what, rows=8, differs=False, of_ranks=(), batch_on="cpu", targets=None, gradients=True, **options):

@@ -355,6 +355,18 @@ def test_what_interleaved_stages_hold_is_planned_for(two):
             assert "(with 368 MiB that other calls keep for backward)" in text, text
 
 
+def test_the_trace_of_a_stage_has_its_passes_waits_and_messages(two, tmp_path):
+    for stage, events in enumerate(two.call("traced", path=str(tmp_path / "trace"))):
+        passes = [name for lane, name, _ in events if lane == "compute"]
+        assert sorted(passes) == [f"{way} of micro-batch {item}" for way in ("backward", "forward") for item in range(3)]
+        assert passes.index("forward of micro-batch 2") < passes.index("backward of micro-batch 2")
+        messages = [(name, size) for lane, name, size in events if lane == "message"]
+        for way in ("on", "back"):  # what the other stage gives, and what it gets
+            assert messages.count((f"the tensors that stages pass {way} (border 1)", 2 * 8 * 4)) == 3, (stage, messages)
+        waits = {name for lane, name, _ in events if lane == "rank wait"}
+        assert waits >= {f"the tensors that stages pass {way} (border 1)" for way in ("on", "back")}, waits
+
+
 @pytest.mark.parametrize("what, options, words", [  # and in test_stage_threads.py
     ("calling_third", {"chunks": 2}, "a layer of chunk 1 of stage 0 calls '0', which chunk 0 of stage 0 has"),
     ("set", {}, "a value of type set passes between stages"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -117,16 +118,24 @@ class Border:
     """The messages between this stage and a neighbour, in one step: values in one direction, gradients in the other one. Each ascend by
     items. kinds: of the tensors of each value, where they are known before; else they come with the first one. device: where this stage
     computes. place: tells a border from others between the same stages. most: of how many items messages in one direction may be under
-    way."""
+    way. add_event: Engine.add_event()."""
 
     def __init__(
-        self, ranks: Ranks, other: int, kinds: Optional[list[Kind]], device: torch.device, place: str = "", most: int = 1
+        self,
+        ranks: Ranks,
+        other: int,
+        kinds: Optional[list[Kind]],
+        device: torch.device,
+        place: str = "",
+        most: int = 1,
+        add_event: Callable[..., None] = lambda *_: None,
     ) -> None:
         self._ranks, self._other, self.kinds, self._known, self._device = ranks, other, kinds, kinds is not None, device
-        self._place, self._most = place, most
+        self._place, self._most, self._add_event = place, most, add_event
         self._received: dict[int, list[_Begun]] = {}  # by item: what was begun
         self._sent: list[tuple[int, _Begun]] = []  # with the item, which ascends
-        self._open: dict[int, _Begun] = {}  # all that was begun and not awaited, by the message's id
+        # All that was begun and not awaited, by the message's id, with its name and when it began.
+        self._open: dict[int, tuple[_Begun, str, int]] = {}
 
     # ---- values ----
 
@@ -224,14 +233,17 @@ class Border:
         if not tensor.numel():
             return None, tensor
         begun = begin(self._other, name + self._place, tensor.data_ptr(), tensor.numel() * tensor.element_size()), tensor
-        self._open[id(begun[0])] = begun
+        self._open[id(begun[0])] = begun, name + self._place, time.monotonic_ns()
         return begun
 
     def _awaited(self, begun: _Begun) -> torch.Tensor:
         message, memory = begun
         if message is not None:
-            del self._open[id(message)]
+            _, name, begin = self._open.pop(id(message))
+            waits = time.monotonic_ns()
             message.wait()
+            self._add_event("rank wait", name, waits)
+            self._add_event("message", name, begin, memory.nbytes)  # it may have come before it is awaited
         return memory
 
     def limit_sent(self, item: int) -> None:
@@ -250,7 +262,7 @@ class Border:
 
     def drain(self) -> None:
         """Waits, after the error of a rank, until no message needs its memory."""
-        for message, _ in self._open.values():
+        for (message, _), *_ in self._open.values():
             with contextlib.suppress(Error):
                 assert message is not None
                 message.wait()

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Optional
 
@@ -407,6 +408,7 @@ class _Step:
     ) -> None:
         """kinds: of the values that pass each border, where they are known."""
         self._pipe, self._parts, self._loss_fn = pipe, parts, loss_fn
+        self._add_event = session_of(pipe.module).engine.add_event
         self._borders: list[Border] = []
         stage, stages, last = pipe.stage, pipe.stages, pipe.stages * pipe._chunks - 1
         # By chunk: the border before it and after it.
@@ -425,7 +427,8 @@ class _Step:
     def _border(self, other: int, place: str, kinds: Sequence[Optional[list[Kind]]]) -> Border:
         number, ranks, cut = len(self._borders), self._pipe._of_pipeline.ranks, self._pipe._cut_of
         assert ranks is not None and cut is not None, "there are other stages"
-        self._borders.append(Border(ranks, other, kinds[number] if kinds else None, self._pipe._device, place, cut.lags.sent))
+        known = kinds[number] if kinds else None
+        self._borders.append(Border(ranks, other, known, self._pipe._device, place, cut.lags.sent, self._add_event))
         return self._borders[-1]
 
     def begin(self) -> None:
@@ -442,7 +445,9 @@ class _Step:
         looks_up = chunk == self._lookups.chunk
         if looks_up:
             self._lookups.item = item
+        begin = time.monotonic_ns()
         self._outputs[item, chunk] = self._called(chunk, value, *self._parts[item])
+        self._passed("forward", item, chunk, begin)
         if looks_up:
             self._lookups.after_forward(item)
 
@@ -480,15 +485,23 @@ class _Step:
 
     def backward(self, item: int, chunk: int) -> None:
         output = self._outputs.pop((item, chunk))
-        if (after := self._after[chunk]) is None:
+        after = self._after[chunk]
+        gradients = [] if after is None else after.gradients(item)
+        begin = time.monotonic_ns()
+        if after is None:
             output.backward()
         else:
-            gradients = after.gradients(item)
             pairs = [(t, g) for t, g in zip((t for t in output if t.requires_grad), gradients, strict=True) if g is not None]
             if pairs:
                 torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        self._passed("backward", item, chunk, begin)
         if chunk == self._lookups.chunk:
             self._lookups.after_backward(item)
+
+    def _passed(self, what: str, item: int, chunk: int, begin: int) -> None:
+        """Adds to the trace a pass that ends now."""
+        of_chunk = f" in chunk {chunk}" if self._pipe._chunks > 1 else ""
+        self._add_event("compute", f"{what} of micro-batch {item}{of_chunk}", begin)
 
     def send_gradient(self, item: int, chunk: int) -> None:
         self._received(chunk).send_gradients(item, self._came.pop((item, chunk)))
