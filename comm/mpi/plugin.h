@@ -8,7 +8,7 @@
 // the same headers; `abi` is raised with each change of them.
 namespace sluice::comm {
 
-inline constexpr std::uint32_t kMpiPluginAbi = 1;
+inline constexpr std::uint32_t kMpiPluginAbi = 2;
 inline constexpr const char* kMpiPluginFile = "libsluice_mpi.so";
 inline constexpr const char* kMpiPluginSymbol = "sluice_mpi_plugin";
 

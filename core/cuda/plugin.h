@@ -7,7 +7,7 @@
 // the same headers; `abi` is raised with each change of them.
 namespace sluice::cuda {
 
-inline constexpr std::uint32_t kPluginAbi = 5;
+inline constexpr std::uint32_t kPluginAbi = 6;
 inline constexpr const char* kPluginFile = "libsluice_cuda.so";
 inline constexpr const char* kPluginSymbol = "sluice_cuda_plugin";
 
