@@ -19,8 +19,9 @@
 namespace sluice::cli {
 namespace {
 
-constexpr const char* kRankName = "SLUICE_RANK";  // set for ranks that rank 0 starts
-constexpr int kMemoryDescriptor = 3;              // their descriptor of the shared memory
+// Set for ranks that rank 0 starts: their number, and the process id of rank 0.
+constexpr const char *kRankName = "SLUICE_RANK", *kFirstName = "SLUICE_RANK_0_PROCESS";
+constexpr int kMemoryDescriptor = 3;  // their descriptor of the shared memory
 
 std::vector<std::string> own_words() {
   std::vector<std::string> words(1);
@@ -42,12 +43,21 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
 }
 
 std::vector<std::string> environment_of(int rank) {
-  const std::string own = std::string(kRankName) + "=";
+  const std::string own = std::string(kRankName) + "=", first = std::string(kFirstName) + "=";
   std::vector<std::string> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable)
-    if (!std::string_view(*variable).starts_with(own)) variables.emplace_back(*variable);
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    if (!text.starts_with(own) && !text.starts_with(first)) variables.emplace_back(text);
+  }
   variables.push_back(own + std::to_string(rank));
+  variables.push_back(first + std::to_string(::getpid()));
   return variables;
+}
+
+// Returns whether this process's parent is its rank 0, and no other that it has got since that ended.
+bool parent_is_rank_0() {
+  const char* const first = std::getenv(kFirstName);
+  return first != nullptr && first == std::to_string(::getppid());
 }
 
 pid_t start(int rank, int memory) {
@@ -90,11 +100,11 @@ int LocalRanks::own_rank() {
 LocalRanks::LocalRanks(int ranks, const comm::Deadlines& deadlines) {
   const int rank = own_rank();
   if (rank > 0) {
-    StopSignals::pass_on_to(::getppid());
     memory_ = std::make_unique<comm::LocalMemory>(kMemoryDescriptor);
     if (rank >= ranks || memory_->ranks() != ranks)
       fail(ErrorCode::kInvalidArgument, "{} is {}, which is set by the rank 0 of a run alone; unset it",
            kRankName, rank);
+    if (parent_is_rank_0()) StopSignals::pass_on_to(::getppid());
   } else {
     memory_ = std::make_unique<comm::LocalMemory>(ranks, kRing);
     start_others(ranks);

@@ -125,6 +125,7 @@ std::string error_line(const std::string& style, ErrorCode code, const std::stri
 
 // If the text cannot be written, the exit status still tells the kind of error.
 int report(Program& program, ErrorCode code, const std::string& text) {
+  StopSignals::begin_steps();  // a signal from here on does not end the program as if there were no error
   std::fflush(stdout);
   if (program.errors == "json") program.ranks.reset();  // which may warn, and the error is the last line
   tell_on_stderr(error_line(program.errors, code, printable(text)) + "\n");
