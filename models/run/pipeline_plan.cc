@@ -660,7 +660,8 @@ class CutSearch {
   bool keep_misfits(Tried& tried) {
     const std::vector<Misfit> found = misfits_of(tried);
     if (found.empty()) return true;
-    misfits_.insert(misfits_.end(), found.begin(), found.end());
+    // With several chunks it is unknown which of them is too large.
+    if (s_.chunks == 1) misfits_.insert(misfits_.end(), found.begin(), found.end());
     tried.here.clear();
     return false;
   }
