@@ -113,7 +113,7 @@ void refuse(const Shortage& s) {
   const Plan &in_memory = s.in_memory.own, &on_disk = s.on_disk.own;
   const std::uint64_t disk = on_disk.disk_bytes - std::min(on_disk.disk_bytes, s.budget.disk);
   if (std::min(on_disk.peak_memory, in_memory.peak_memory) > s.budget.memory) refuse_memory(s);
-  if (in_memory.peak_memory <= s.budget.memory) refuse_asked_disk(s, s.on_disk);
+  if (in_memory.peak_memory <= s.budget.memory) refuse_asked_disk(s, s.in_memory);
   if (s.budget.disk == 0)
     fail_for_lack_of(in_memory.peak_memory - s.budget.memory,
                      "{}: memory is short by {} and no disk is given. Add {}, or give {}", asked_of(s),
