@@ -131,7 +131,8 @@ bool check_gpus(comm::Communicator& communicator, const sluice_engine_options& o
       fail(ErrorCode::kInvalidArgument,
            "ranks {} of one host are on one GPU ({}); give each one of its own, by its number "
            "(options.device) or by the environment variable LOCAL_RANK, and start as many ranks as there are "
-           "GPUs. To let them share that one, give its number and options.device_facts on each of them, and "
+           "GPUs. To let them share that one, give its number (SLUICE_FIRST_DEVICE for 0) and "
+           "options.device_facts on each of them, and "
            "options.device_memory so that all fit",
            fmt::join(ranks, ", "), all[ranks.front()].at("name").get<std::string>());
   return std::ranges::none_of(all, &Json::is_null);
