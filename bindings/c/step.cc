@@ -4,6 +4,7 @@
 
 #include "bindings/c/handles.h"
 #include "bindings/c/status.h"
+#include "core/json.h"
 
 using sluice::ConstArray;
 using sluice::Dtype;
@@ -267,6 +268,12 @@ sluice_status sluice_engine_add_event(sluice_engine* engine, const char* lane, c
     using sluice::Trace;
     const sluice_engine& e = required(engine, "engine");
     const std::string given = &required(lane, "lane"), named = &required(name, "name");
+    if (begin > end) fail(ErrorCode::kInvalidArgument, "an event begins at {} and ends at {}", begin, end);
+    try {
+      (void)sluice::Json(named).dump();
+    } catch (const sluice::Json::exception&) {
+      fail(ErrorCode::kInvalidArgument, "the name of an event is no UTF-8");
+    }
     const auto at = [](uint64_t time) { return Trace::Clock::time_point(std::chrono::nanoseconds(time)); };
     for (const Trace::Lane known : {Trace::Lane::kCompute, Trace::Lane::kRankWait, Trace::Lane::kMessage})
       if (given == Trace::name_of(known)) {

@@ -175,6 +175,12 @@ def test_files_that_cannot_be_loaded(engine, tmp_path):
     text = "the lane is 'read'; it is compute, rank wait or message"
     with make_engine(trace_events=1) as other, raises(sluice.InvalidArgumentError, text):
         other.add_event("read", "a pass", 0)
+    with make_engine(trace_events=1) as other:
+        with raises(sluice.InvalidArgumentError, f"an event begins at {2**62} and ends at"):
+            other.add_event("compute", "a pass", 2**62)
+        with raises(sluice.InvalidArgumentError, "the name of an event is no UTF-8"):
+            other._handle.call("sluice_engine_add_event", b"compute", b"\xff", 0, 1, 0)
+        other.save_trace(tmp_path / "trace.json")
     with raises(sluice.InvalidArgumentError, "NUL"):
         engine.save(f"{tmp_path}/a\0b")
 
