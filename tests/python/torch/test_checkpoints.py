@@ -197,12 +197,14 @@ def test_a_buffer_that_is_not_saved_is_named_where_it_has_changed(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.save(tmp_path / "same")
+        model.unsaved.copy_(torch.ones(3))  # as rotary positions are, in each call
+        engine.save(tmp_path / "written again")
     says = r"has not the buffer 'unsaved' \(persistent=False\), which has changed"
     model.unsaved.add_(1)
     with pytest.warns(UserWarning, match=says):
         engine.save(tmp_path / "written")
     model, _ = wrap(model_with_buffers(), "memory")
-    model.unsaved = torch.ones(3)
+    model.unsaved = torch.zeros(3)
     with pytest.warns(UserWarning, match=says):
         sluice.torch.engine_of(model).save(tmp_path / "another")
 

@@ -13,6 +13,7 @@ import os
 import pathlib
 import warnings
 import weakref
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -54,7 +55,7 @@ class ModelEngine(Engine):
     ready: Ready | None = None
     presence: weakref.ref[Any] | None = None  # a Presence of _presence.py, once the model has moved in
     optimizer: Callable[[], Any] = staticmethod(lambda: None)  # an Optimizer of _optimizer.py, as long as it lives
-    unsaved: Mapping[str, tuple[weakref.ref[torch.Tensor], int]] = {}  # buffers that a checkpoint has not, as they were then
+    unsaved: Mapping[str, int] = {}  # checksums of the buffers that a checkpoint has not, as they were then
     # Of a stage of a pipeline: the names of all stages' buffers, and what gathers them from their own.
     buffers_of_all: tuple[Sequence[str], Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] | None = None
 
@@ -294,8 +295,8 @@ def _files_of(model: torch.nn.Module, engine: ModelEngine) -> tuple[dict[str, li
     lacking += [f"the buffer '{name}' ({b.dtype}, {b.layout})" for name, b in buffers.items() if not _can_be_saved(b)]
     lacking += [
         f"the buffer '{name}' (persistent=False), which has changed since the model was wrapped"
-        for name, (reference, version) in unsaved_buffers(model).items()
-        if name not in engine.unsaved or engine.unsaved[name][0]() is not reference() or engine.unsaved[name][1] != version
+        for name, values in unsaved_buffers(model).items()
+        if engine.unsaved.get(name) != values
     ]
     buffers = {name: buffer for name, buffer in buffers.items() if _can_be_saved(buffer)}
     if engine.buffers_of_all is not None:
@@ -322,11 +323,19 @@ def saved_buffers(model: torch.nn.Module, recurse: bool = True) -> dict[str, tor
     }
 
 
-def unsaved_buffers(model: torch.nn.Module) -> dict[str, tuple[weakref.ref[torch.Tensor], int]]:
-    """The other buffers, each with the number of writes to it, by which a change shows."""
+def unsaved_buffers(model: torch.nn.Module) -> dict[str, int]:
+    """The checksums of the values of the other buffers. (Forward may write the same values again, as rotary positions do.)"""
     saved = saved_buffers(model)
-    others = ((name, b) for name, b in model.named_buffers(remove_duplicate=False) if name not in saved)
-    return {name: (weakref.ref(b), 0 if b.is_inference() else b._version) for name, b in others}
+    return {name: _checksum(b) for name, b in model.named_buffers(remove_duplicate=False) if name not in saved}
+
+
+def _checksum(buffer: torch.Tensor) -> int:
+    if buffer.is_meta or not _can_be_saved(buffer):
+        return 0 if buffer.is_inference() else buffer._version
+    checksum = 0
+    for piece in pieces_of({"values": buffer}):
+        checksum = zlib.crc32(piece, checksum)
+    return checksum
 
 
 def _can_be_saved(buffer: torch.Tensor) -> bool:
