@@ -77,15 +77,24 @@ class Engine:
         self._view_ids = itertools.count()
         address = ctypes.c_void_p()
         given = _make.options_of(options)
+        lent: list[Callable[[], None]] = []
+        handle = None
         try:
             with _make.model_of(_make.all_units(self.units, options), options.dtype) as model, interruptible(given):
                 call("sluice_engine_create", model, ctypes.byref(given), ctypes.byref(address))
-            lent = [ranks.lend() for ranks in options.groups]
-            self._handle = Handle(address.value or 0, lent)
+            for ranks in options.groups:
+                lent.append(ranks.lend())
+            handle = Handle(address.value or 0, lent)
+            self._finalizer = weakref.finalize(self, handle.close)
         except BaseException:  # also a KeyboardInterrupt, which may come after the engine
-            library().sluice_engine_destroy(address)
+            if handle is not None:
+                handle.close()
+            else:
+                library().sluice_engine_destroy(address)
+                for give_back in lent:
+                    give_back()
             raise
-        self._finalizer = weakref.finalize(self, self._handle.close)
+        self._handle = handle
 
     def close(self) -> None:
         """Waits for work in flight, and frees memory and disk space. A closed engine may be closed again."""
