@@ -124,9 +124,9 @@ class Folder:
 
 def folders_of(disk: Union[Path, Folder, Sequence[Union[Path, Folder]], None]) -> list[Folder]:
     """Returns the folders as objects; a text may be "FOLDER:SIZE", as for the program."""
-    if isinstance(disk, Mapping):
+    each = [disk] if isinstance(disk, (str, os.PathLike, Folder)) else [] if disk is None else disk
+    if not isinstance(each, Sequence) or not all(isinstance(folder, (str, os.PathLike, Folder)) for folder in each):
         raise InvalidArgumentError(f"disk is {disk!r:.80}; give a folder, 'FOLDER:SIZE' or sluice.Folder, or a list of these")
-    each = [disk] if isinstance(disk, (str, os.PathLike, Folder)) else disk or []
     return [folder if isinstance(folder, Folder) else _folder(os.fspath(folder)) for folder in each]
 
 
