@@ -365,6 +365,15 @@ def refuse_without_gpus(needed):
     sys.exit(NO_GPU)
 
 
+def is_over(here, device):
+    """Whether the time is over on any rank: ranks take the same number of steps."""
+    if SIZE == 1 or not torch.distributed.is_initialized():
+        return here
+    told = torch.tensor([float(here)], device=device)
+    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX)
+    return bool(told.item())
+
+
 def main():
     a = json.loads(sys.argv[1])
     answer = os.fdopen(os.dup(1), "w")
@@ -382,7 +391,7 @@ def main():
     generator = torch.Generator(a["device"]).manual_seed(2)
     words, seconds, losses = LLAMAS[a["model"]][-1], [], []
     while len(seconds) < a["warm"] + a["steps"]:
-        if len(seconds) > a["warm"] and time.time() + seconds[-1] > a["until"]:
+        if len(seconds) > a["warm"] and is_over(time.time() + seconds[-1] > a["until"], a["device"]):
             break  # the measured steps count
         ids = torch.randint(words, (a["batch"], a["seq"] + 1), device=a["device"], generator=generator)[RANK::SIZE].contiguous()
         begin = time.perf_counter()
