@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -56,34 +57,67 @@ def text_of(function: str, *arguments: Any) -> str:
 
 
 @contextlib.contextmanager
+def _handlers_later() -> Iterator[Callable[[], None]]:
+    """A `with` in which handlers of signals run only when the function that it gives is called, and at its end. Python runs them where one
+    of its functions begins; in one that the library calls nothing catches what they raise, ctypes drops it, and the library goes on."""
+    handlers: dict[int, Callable[[int, Any], Any]] = {}
+    came: list[tuple[int, Any]] = []
+
+    def later(number: int, frame: Any) -> None:
+        came.append((number, frame))
+
+    def run() -> None:
+        while came:
+            number, frame = came.pop(0)
+            handlers[number](number, frame)
+
+    try:
+        if threading.current_thread() is threading.main_thread():  # no other one runs handlers
+            for number in signal.valid_signals():
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    handlers[number] = handler
+                    signal.signal(number, later)
+        yield run
+    finally:
+        for of, handler in handlers.items():
+            if signal.getsignal(of) is later:
+                signal.signal(of, handler)
+        run()
+
+
+@contextlib.contextmanager
+def called_back(run: Callable[..., object]) -> Iterator[Callable[..., int]]:
+    """A `with` for a call of the library that calls `run`: gives the function that stands for it, which returns 1 where `run` or a handler
+    of a signal raises. That is raised at the end, in place of the call's error."""
+    raised: list[BaseException] = []
+    with _handlers_later() as run_handlers:
+
+        def guarded(*arguments: Any) -> int:
+            try:
+                run_handlers()
+                if not raised:
+                    run(*arguments)
+            except BaseException as error:  # also a KeyboardInterrupt: the caller of the engine raises it
+                raised.append(error)
+            return 1 if raised else 0
+
+        try:
+            yield guarded
+        except Error:
+            if not raised:
+                raise
+        if raised:
+            raise raised.pop() from None
+
+
+@contextlib.contextmanager
 def interruptible(options: _abi.EngineOptions) -> Iterator[None]:
     """A `with` in which a call with these options, which plans or makes an engine, runs the handlers of signals. What one raises stops the
     call, and is raised."""
-    raised: list[BaseException] = []
-    look = _look(raised)
-    next(look)
-    options.stop = _abi.STOP(look.send)
-    try:
+    with called_back(lambda _: None) as look:
+        options.stop = _abi.STOP(look)
         yield
-    except Error:
-        if not raised:
-            raise
-    if raised:
-        raise raised.pop() from None
-
-
-def _look(raised: list[BaseException]) -> Generator[int, object, None]:
-    """What the library asks whether to stop. It is a generator, which goes on inside its `try`: a handler of a signal runs where Python code
-    begins, and a function begins outside of its `try`."""
-    try:
-        while True:
-            yield 0
-    except GeneratorExit:
-        raise
-    except BaseException as error:  # mostly a KeyboardInterrupt
-        raised.append(error)
-    while True:
-        yield 1
 
 
 class Handle:
@@ -133,22 +167,8 @@ class Handle:
 
     def call_back(self, function: str, unit: int, kind: Any, run: Callable[..., None]) -> None:
         """Calls a function of the library that calls `run` for a unit. Raises what `run` raises."""
-        raised: list[BaseException] = []
-
-        def guarded(*arguments: int) -> int:
-            try:
-                run(*arguments)
-                return 0
-            except BaseException as error:  # also a KeyboardInterrupt: the caller of the engine raises it
-                raised.append(error)
-                return 1
-
-        try:
+        with called_back(run) as guarded:
             self.call(function, unit, kind(guarded), None)
-        except Error:
-            if raised:
-                raise raised.pop() from None
-            raise
 
     def _begin(self, call: object) -> int:
         if self._process != os.getpid():

@@ -229,6 +229,33 @@ def test_a_signal_is_heard_while_an_engine_takes_its_memory():
     assert re.fullmatch(r"interrupted after \d\d? MiB, True", interrupted), "memory was kept"
 
 
+# A thread sends Ctrl-C while the library calls a function that fills in values.
+CALLED = """
+import os, signal, threading
+import sluice
+units = [sluice.Unit("u", [sluice.Parameter("w", (32 << 20,))])]
+heard = 0
+def fill(name, first, elements):
+    if first == 0:
+        sender.start()
+with sluice.Engine(units, sluice.Options(memory="2GiB")) as engine:
+    for _ in range(5):
+        sender = threading.Timer(0.005, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            engine.set_values("u", fill)
+            sender.join()  # it may come late
+        except KeyboardInterrupt:
+            heard += 1
+        sender.join()
+print(heard)
+"""
+
+
+def test_a_signal_is_heard_while_the_library_calls_a_function():
+    run = python("-c", CALLED)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "5\n", "")
+
+
 @pytest.mark.skipif(not SLUICE.exists(), reason="the program is not built")
 def test_the_command_line_is_passed_on():
     for words in (["--version"], ["plan", "--model", "no such model"], ["nothing of this name"]):
