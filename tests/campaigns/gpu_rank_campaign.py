@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -136,10 +137,12 @@ class GpuRankCampaign(Campaign):
         return True
 
     def check_names(self, victim, number, options):
-        reason = f"rank {victim} is gone" if number == signal.SIGKILL else f"rank {victim} has given no sign of life"
+        how = "is gone" if number == signal.SIGKILL else "has given no sign of life"
+        of_gpu = rf" \(GPU {victim}, [0-9a-f:.]+\)" if options["gpu"] else ""
+        reason = f"rank {victim}{of_gpu} {how}"
         for rank, output in enumerate(self.outputs):
             text = output.read_text(errors="replace")
-            assert rank == victim or reason in text, f"rank {rank} does not say '{reason}': {self.log(options)}"
+            assert rank == victim or re.search(reason, text), f"rank {rank} does not say '{reason}': {self.log(options)}"
 
     def end(self, processes, options):
         for process in processes:
