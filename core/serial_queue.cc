@@ -17,11 +17,9 @@ SerialQueue::~SerialQueue() {
 }
 
 void SerialQueue::add(Job job, Done done) {
-  {
-    const std::lock_guard lock(mutex_);
-    jobs_.push_back({std::move(job), std::move(done)});
-  }
-  changed_.notify_all();
+  const std::lock_guard lock(mutex_);
+  jobs_.push_back({std::move(job), std::move(done)});
+  changed_.notify_all();  // inside the lock: once the job has run, the queue may be destroyed
 }
 
 void SerialQueue::work() {
