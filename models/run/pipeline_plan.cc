@@ -23,8 +23,9 @@ namespace {
 
 // The most cuts that are planned, for a model that hardly fits, before one fits.
 constexpr int kMostCuts = 20;
-constexpr int kMostBetterCuts = 10;  // that are planned once one fits
-// A section that takes so many times as long as it computes waits for its disk, or for other ranks.
+// The most cuts that are planned after the first one that fits.
+constexpr int kMostBetterCuts = 10;
+// A section whose planned time is so many times its computing time waits for its disk, or for other ranks.
 constexpr double kWaits = 1.02;
 
 // Returns the possible numbers of micro-batches per item, ascending.
@@ -520,8 +521,8 @@ struct PlannedCut {
   double step() const { return tried.pipeline.time.step; }
 };
 
-// Returns how many times as long as it computes a section takes by its plan: it may wait for its disk, or for
-// other ranks.
+// Returns the ratio of a section's planned time to its computing time. It is above 1 where the section waits
+// for its disk, or for other ranks.
 double slowness(const PlannedCut& of, int section) {
   const engine::Pipeline& pipeline = of.tried.pipeline.pipeline;
   const Json& way = of.tried.sections[static_cast<std::size_t>(section)][of.chosen];
@@ -534,7 +535,7 @@ double slowness(const PlannedCut& of, int section) {
   return planned / (static_cast<double>(of.whole->plan.profile.micro_batches) * computed);
 }
 
-// Returns what units take by these plans.
+// Returns the seconds of the units, each multiplied by its section's slowness.
 std::vector<engine::SectionSeconds> seconds_by_plans(const PlannedCut& of) {
   std::vector<engine::SectionSeconds> seconds = of.whole->seconds;
   for (int section = 0; section < of.tried.pipeline.pipeline.sections; ++section) {
@@ -556,7 +557,8 @@ std::vector<std::vector<engine::UnitRange>> relieved(const PlannedCut& of) {
   const int busiest = static_cast<int>(std::ranges::max_element(busy) - busy.begin());
   std::vector<std::vector<engine::UnitRange>> cuts;
   const std::vector<engine::UnitRange>& cut = of.whole->cut;
-  for (std::size_t chunk = 0; chunk < pipeline.chunks && slowness(of, busiest) > kWaits; ++chunk) {
+  if (slowness(of, busiest) <= kWaits) return cuts;
+  for (std::size_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
     const std::size_t at = pipeline.number(busiest, chunk);
     const auto first_block = std::max<engine::UnitId>(cut[at].first, 1);
     const auto end_block = std::min(cut[at].end, cut.back().end - 1);
@@ -596,8 +598,8 @@ class CutSearch {
     }
   }
 
-  // The cut whose longest section computes shortest, of those that fit; nothing where its step cannot be
-  // shorter than `longest`.
+  // Returns the cut whose longest section computes shortest, of those that fit; nothing where its step cannot
+  // be shorter than `longest`.
   std::optional<PlannedCut> first() {
     std::optional<Tried> misfit;
     for (int cuts = 0;; ++cuts) {
@@ -615,7 +617,7 @@ class CutSearch {
     }
   }
 
-  // Goes on to cuts whose steps are shorter by their plans.
+  // Replaces `best` by cuts whose planned steps are shorter, until none is found.
   void improve(PlannedCut& best) {
     for (int cuts = 0; !s_.stages && cuts < kMostBetterCuts; ++cuts) {
       const std::string text = ranks_.from_first(ranks_.is_first() ? another(best) : "");
@@ -631,7 +633,7 @@ class CutSearch {
  private:
   static constexpr double kBetter = 0.005;
 
-  // A cut that was not tried, by what units take by the plans of this one; nothing where none is left.
+  // Returns a cut that was not tried and may be better than this one; an empty text where none is left.
   std::string another(const PlannedCut& of) const {
     std::vector<std::vector<engine::UnitRange>> cuts = relieved(of);
     cuts.insert(cuts.begin(), choose_cut(plan_, s_, model_, optimizer_, seconds_by_plans(of), misfits_));
@@ -640,7 +642,7 @@ class CutSearch {
     return "";
   }
 
-  // Nothing where no cut is left.
+  // Returns the best cut by these seconds; an empty text where none is left.
   std::string next(const std::vector<engine::SectionSeconds>& seconds) {
     return ranks_.from_first(
         ranks_.is_first() ? engine::to_text(choose_cut(plan_, s_, model_, optimizer_, seconds, misfits_))
