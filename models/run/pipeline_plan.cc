@@ -21,10 +21,14 @@
 namespace sluice::models {
 namespace {
 
-// The most cuts that are planned, for a model that hardly fits, before one fits.
+// The most cuts that are planned with items of one size, for a model that hardly fits, before one fits.
 constexpr int kMostCuts = 20;
-// The most cuts that are planned after the first one that fits.
+// And the most after the first one that fits.
 constexpr int kMostBetterCuts = 10;
+// A step that is shorter by less than this fraction is no reason to take another cut.
+constexpr double kBetter = 0.005;
+// A cut whose step takes so many times as long as the best one's is not improved.
+constexpr double kMostGain = 2;
 // A section whose planned time is so many times its computing time waits for its disk, or for other ranks.
 constexpr double kWaits = 1.02;
 
@@ -59,17 +63,32 @@ std::uint64_t resident_bytes(const engine::Layout& layout, const optim::Optimize
   return bytes;
 }
 
-// Returns a lower bound for the activations that a section keeps, with items of one micro-batch.
+// Returns a lower bound for the activations that a section keeps, with items of `group` micro-batches.
 std::uint64_t least_activations(const engine::Profile& profile, const engine::ItemsHeld& items,
-                                engine::UnitRange units) {
+                                std::size_t group, engine::UnitRange units) {
   std::uint64_t bytes = 0;
   for (engine::UnitId unit = units.first; unit < units.end; ++unit)
-    bytes += engine::activation_bytes(profile.unit_profiles[unit],
-                                      profile.unit_profiles[unit].choices.size() - 1, items);
+    bytes += group * engine::activation_bytes(profile.unit_profiles[unit],
+                                              profile.unit_profiles[unit].choices.size() - 1, items);
   return bytes;
 }
 
-// The units of a section for which no plan was found (with one chunk), so that it cannot have more either.
+// The common inputs of the plans of all sections of all cuts.
+struct Whole {
+  const PlanResult& plan;
+  const TrainSettings& s;
+  const Model& model;
+  const optim::Optimizer& optimizer;
+  const kernels::MatrixLibrary& library;
+  std::vector<engine::SectionSeconds> seconds;  // of a micro-batch, by unit
+
+  engine::Pipeline pipeline(std::size_t group) const {
+    return {s.pipeline, sections_of(s), divide_up(plan.profile.micro_batches, group), s.chunks};
+  }
+};
+
+// The units of a section for which no plan was found with items of one size, and with one chunk, so that it
+// cannot have more either.
 struct Misfit {
   int section = 0;
   engine::UnitRange units;
@@ -79,11 +98,12 @@ struct Misfit {
   }
 };
 
-// Returns nothing where no cut is left.
-std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSettings& s, const Model& model,
-                                          const optim::Optimizer& optimizer,
+// Returns the cut with the shortest step by these seconds of an item's micro-batch, for items of `group`
+// micro-batches; nothing where no cut is left.
+std::vector<engine::UnitRange> choose_cut(const Whole& whole, std::size_t group,
                                           const std::vector<engine::SectionSeconds>& seconds,
                                           const std::vector<Misfit>& misfits) {
+  const auto& [plan, s, model, optimizer, library, computed] = whole;
   const std::size_t blocks = model.units().size() - 2;
   const int sections = sections_of(s);
   const std::size_t chunks = s.chunks * static_cast<std::size_t>(sections);
@@ -105,8 +125,7 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
   const std::uint64_t memory = plan.budget.memory - std::min(plan.budget.memory, plan.budget.base);
   // The best cut hardly depends on the number of items beyond this one, and a simulation's time is
   // proportional to it.
-  const std::size_t items =
-      divide_up(plan.profile.micro_batches, std::max<std::size_t>(1, s.plan.group.value_or(1)));
+  const std::size_t items = divide_up(plan.profile.micro_batches, group);
   const engine::Pipeline pipeline{s.pipeline, sections,
                                   std::min<std::size_t>(items, std::max(16, 2 * sections)), s.chunks};
   std::vector<engine::ItemsHeld> held;  // by section, for its chunk with the most items in memory
@@ -122,18 +141,20 @@ std::vector<engine::UnitRange> choose_cut(const PlanResult& plan, const TrainSet
   // Chunks of a section have equal shares of its memory.
   const auto fits = [&](int section, engine::UnitRange units) {
     if (!may_fit(section, units)) return false;
-    return plan.budget.disk > 0 || may_share ||  // its state
-           resident_bytes(layout, optimizer, plan.request.clip, units) +
-                   least_activations(plan.profile, held[static_cast<std::size_t>(section)], units) <=
-               memory / s.chunks;
+    // What else stays from step to step may be on disk, or with other ranks.
+    const std::uint64_t resident =
+        plan.budget.disk > 0 || may_share ? 0 : resident_bytes(layout, optimizer, plan.request.clip, units);
+    return resident +
+               least_activations(plan.profile, held[static_cast<std::size_t>(section)], group, units) <=
+           memory / s.chunks;
   };
   std::vector<engine::UnitRange> cut = engine::cut(pipeline, seconds, fits);
   if (cut.empty()) cut = engine::cut(pipeline, seconds, may_fit);  // the plans are more exact
   return cut;
 }
 
-// A section with items of one size.
-struct Way {
+// The plan of a section with items of one size.
+struct SectionPlan {
   engine::Profile profile;
   std::optional<engine::Plan> plan;
   std::string error;                            // why there is no plan
@@ -143,21 +164,21 @@ struct Way {
 };
 
 // Returns the bytes of a twin's gradient that come from the other section with the twin.
-std::uint64_t twin_bytes(const Way& way) {
-  return way.plan->step_bytes_from_sections - way.profile.whole_step->received;
+std::uint64_t twin_bytes(const SectionPlan& of) {
+  return of.plan->step_bytes_from_sections - of.profile.whole_step->received;
 }
 
-// Computes the seconds of a way by its plan, distributed in proportion to those of the units.
-void find_seconds(Way& way, const TrainSettings& s, int section,
+// Computes the seconds of a section by its plan, distributed in proportion to those of the units.
+void find_seconds(SectionPlan& of, const TrainSettings& s, int section,
                   const std::vector<engine::SectionSeconds>& units,
                   const std::vector<engine::UnitRange>& chunks) {
-  const engine::StepTime& time = way.plan->time;
+  const engine::StepTime& time = of.plan->time;
   const int sections = sections_of(s), next = (section + 1) % sections;
-  const double message = engine::link_seconds(way.plan->group * way.profile.border_gradient_bytes,
-                                              link_between(s, section, next));
+  const double message =
+      engine::link_seconds(of.plan->group * of.profile.border_gradient_bytes, link_between(s, section, next));
   double sum = 0;
   for (const engine::UnitRange& range : chunks) {
-    engine::SectionSeconds& own = way.seconds.emplace_back();
+    engine::SectionSeconds& own = of.seconds.emplace_back();
     own.message = message;
     for (engine::UnitId unit = range.first; unit < range.end; ++unit) {
       own.forward += units[unit].forward;
@@ -167,40 +188,25 @@ void find_seconds(Way& way, const TrainSettings& s, int section,
     sum += own.forward + own.backward;
   }
   // Time beside computing, for example for moving units, is distributed evenly.
-  const auto items = static_cast<double>(divide_up(way.profile.micro_batches, way.plan->group));
+  const auto items = static_cast<double>(divide_up(of.profile.micro_batches, of.plan->group));
   const double factor = time.passes() / items / sum;
-  for (engine::SectionSeconds& own : way.seconds)
+  for (engine::SectionSeconds& own : of.seconds)
     for (double engine::SectionSeconds::*const each :
          {&engine::SectionSeconds::forward, &engine::SectionSeconds::backward,
           &engine::SectionSeconds::weights})
       own.*each *= factor;
-  way.once = {time.updates, time.sums, 0};
-  if (way.profile.twin)
-    way.once.exchange = engine::link_seconds(twin_bytes(way), link_between(s, sections - 1, 0));
+  of.once = {time.updates, time.sums, 0};
+  if (of.profile.twin)
+    of.once.exchange = engine::link_seconds(twin_bytes(of), link_between(s, sections - 1, 0));
 }
 
-// The common inputs of the plans of all sections of a cut.
-struct Whole {
-  const PlanResult& plan;
-  const TrainSettings& s;
-  const Model& model;
-  const optim::Optimizer& optimizer;
-  const kernels::MatrixLibrary& library;
-  const std::vector<engine::SectionSeconds>& seconds;  // by unit
-  std::vector<engine::UnitRange> cut;
-
-  engine::Pipeline pipeline(std::size_t group) const {
-    return {s.pipeline, sections_of(s), divide_up(plan.profile.micro_batches, group), s.chunks};
-  }
-};
-
-// A section of a cut, and its plans ("ways") by number of micro-batches per item. The whole outlives it.
-class SectionWays {
+// A section that has these units, with its plans by number of micro-batches per item. The whole outlives it.
+class SectionPlans {
  public:
-  SectionWays(const Whole& whole, int section)
+  SectionPlans(const Whole& whole, int section, std::vector<engine::UnitRange> chunks)
       : whole_(whole),
         section_(section),
-        chunks_(engine::units_of(whole.cut, sections_of(whole.s), section)),
+        chunks_(std::move(chunks)),
         model_(std::make_unique<Model>(whole.model, chunks_)),
         once_(model_->profile(whole.plan.profile.micro_batches, whole.library,
                               engine::hidden_bytes(whole.model.units(), whole.optimizer, whole.library),
@@ -213,28 +219,26 @@ class SectionWays {
     set_links(s, rank, rates_);
   }
 
-  const std::map<std::size_t, Way>& ways() const { return ways_; }
-  Way take_way(std::size_t number) {
-    return std::move(std::next(ways_.begin(), static_cast<std::ptrdiff_t>(number))->second);
-  }
   std::unique_ptr<Model> take_model() { return std::move(model_); }
 
-  // Plans the section with items of `group` micro-batches.
-  const Way& add(std::size_t group) {
-    Way& way = ways_[group];
-    way.profile = engine::in_pipeline(once_, whole_.pipeline(group), section_, group);
+  // Returns the plan with items of `group` micro-batches, which is made at the first call.
+  SectionPlan& with(std::size_t group) {
+    const auto [at, is_new] = plans_.try_emplace(group);
+    SectionPlan& planned = at->second;
+    if (!is_new) return planned;
+    planned.profile = engine::in_pipeline(once_, whole_.pipeline(group), section_, group);
     request_.group = group;
     try {
-      way.plan = engine::make_plan(way.profile, whole_.optimizer, whole_.plan.budget, request_, rates_);
-      find_seconds(way, whole_.s, section_, whole_.seconds, chunks_);
+      planned.plan =
+          engine::make_plan(planned.profile, whole_.optimizer, whole_.plan.budget, request_, rates_);
+      find_seconds(planned, whole_.s, section_, whole_.seconds, chunks_);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kBudget) throw;
-      way.error = error.what();
-      way.lacks = error.lacks();
+      planned.error = error.what();
+      planned.lacks = error.lacks();
     }
-    return way;
+    return planned;
   }
-  void leave_out(std::size_t group) { ways_.erase(group); }
 
  private:
   const Whole& whole_;
@@ -244,15 +248,26 @@ class SectionWays {
   const engine::Profile once_;  // with the schedule of one group of micro-batches
   engine::PlanRequest request_;
   engine::MachineRates rates_;
-  std::map<std::size_t, Way> ways_;
+  std::map<std::size_t, SectionPlan> plans_;
+};
+
+// A cut with items of one size, and the plans of its sections.
+struct PlannedCut {
+  std::vector<engine::UnitRange> cut;
+  std::size_t group = 1;
+  std::vector<Json> sections;  // told() by each section
+  PipelinePlan pipeline;       // with times and bytes where all sections have plans
+
+  std::vector<engine::UnitRange> units(int section) const { return pipeline.units(section); }
+  double step() const { return pipeline.time.step; }
 };
 
 // Returns lower bounds of an item's seconds in each chunk of a cut, whatever its plans are.
-std::vector<engine::SectionSeconds> least_of_chunks(const Whole& whole, std::size_t group) {
+std::vector<engine::SectionSeconds> least_of_chunks(const Whole& whole, const PlannedCut& of) {
   const double micro_batches = static_cast<double>(whole.plan.profile.micro_batches) /
-                               static_cast<double>(whole.pipeline(group).items);  // of an item
+                               static_cast<double>(whole.pipeline(of.group).items);  // of an item
   std::vector<engine::SectionSeconds> seconds;
-  for (const engine::UnitRange& range : whole.cut) {
+  for (const engine::UnitRange& range : of.cut) {
     engine::SectionSeconds& chunk = seconds.emplace_back();
     for (engine::UnitId unit = range.first; unit < range.end; ++unit) {
       chunk.forward += micro_batches * whole.seconds[unit].forward;
@@ -263,121 +278,66 @@ std::vector<engine::SectionSeconds> least_of_chunks(const Whole& whole, std::siz
   return seconds;
 }
 
-// The data about a section that other ranks get.
-Json told(const SectionWays& of_section) {
-  Json ways = Json::array();
-  for (const auto& [group, way] : of_section.ways()) {
-    Json& json = ways.emplace_back(Json{{"group", group}, {"error", way.error}, {"lacks", way.lacks}});
-    if (!way.plan) continue;
-    for (const engine::SectionSeconds& chunk : way.seconds)
-      json["seconds"].push_back({chunk.forward, chunk.backward, chunk.message, chunk.weights});
-    json["once"] = {way.once.before, way.once.after, way.once.exchange};
-    json["step"] = way.plan->time.step;
-    json["peak"] = way.plan->peak_memory;
-    json["received"] = {way.plan->step_bytes_of_data(), way.plan->step_bytes_from_sections,
-                        way.plan->step_bytes_of_layers};
-    json["from_hosts"] = way.plan->step_bytes_from_hosts;
-    json["twin"] = twin_bytes(way);
+// Returns the data about a section that other ranks get.
+Json told(const SectionPlan& of) {
+  if (!of.plan) return {{"error", of.error}, {"lacks", of.lacks}};
+  Json json;
+  for (const engine::SectionSeconds& chunk : of.seconds)
+    json["seconds"].push_back({chunk.forward, chunk.backward, chunk.message, chunk.weights});
+  json["once"] = {of.once.before, of.once.after, of.once.exchange};
+  json["step"] = of.plan->time.step;
+  json["peak"] = of.plan->peak_memory;
+  json["received"] = {of.plan->step_bytes_of_data(), of.plan->step_bytes_from_sections,
+                      of.plan->step_bytes_of_layers};
+  json["from_hosts"] = of.plan->step_bytes_from_hosts;
+  json["twin"] = twin_bytes(of);
+  return json;
+}
+
+bool is_planned(const Json& section) { return section.contains("peak"); }
+
+// Combines what a section's ranks tell: an error of any of them, or the data of the slowest.
+Json of_all_ranks(const std::vector<std::string>& told, const std::vector<int>& ranks) {
+  Json all = Json::parse(told[static_cast<std::size_t>(ranks[0])]);
+  for (const int rank : ranks) {
+    const Json other = Json::parse(told[static_cast<std::size_t>(rank)]);
+    if (!is_planned(all)) break;
+    const Json peak = is_planned(other) ? std::max(all.at("peak"), other.at("peak")) : Json();
+    if (!is_planned(other) || other.at("step") > all.at("step")) all = other;
+    if (is_planned(other)) all["peak"] = peak;
   }
-  return ways;
+  return all;
 }
 
-// The plans of a cut's sections.
-struct Tried {
-  PipelinePlan pipeline;
-  std::vector<std::unique_ptr<SectionWays>> here;  // this rank's section; for a run that is only planned, all
-  std::vector<Json> sections;                      // the data of all sections
-  bool is_partly = false;  // some sizes of items were left out, since their steps would be too long
-};
-
-bool has_a_way(const Json& section) {
-  return std::ranges::any_of(section, [](const Json& way) { return way.contains("peak"); });
-}
-
-std::vector<Misfit> misfits_of(const Tried& tried) {
-  std::vector<Misfit> misfits;
-  for (int section = 0; section < tried.pipeline.pipeline.sections; ++section)
-    if (!has_a_way(tried.sections[static_cast<std::size_t>(section)]))
-      misfits.push_back({section, tried.pipeline.units(section).front()});
-  return misfits;
-}
-
-// Whether a cut that does not fit is the last one to be planned: the user has given it, or with several
-// chunks it is unknown which of them should shrink.
-bool tries_one_cut(const TrainSettings& s) { return s.stages || s.chunks > 1; }
-
-// cuts: how many were tried, of which `tried` is the first.
-[[noreturn]] void refuse(const Tried& tried, const TrainSettings& s, int cuts) {
-  std::string advice = tries_one_cut(s) ? "; other --stages may fit"
-                       : cuts > 1 ? fmt::format("; {} cuts of the model were tried, and none fits", cuts)
-                                  : "; no other cut of the model can fit";
-  if (s.chunks > 1 || s.pipeline != engine::PipelineOrder::k1F1B)
-    advice += "; stages hold least with --pipeline 1f1b and without --chunks";
-  for (std::size_t section = 0; section < tried.sections.size(); ++section)
-    if (!has_a_way(tried.sections[section])) {
-      const Json& way = tried.sections[section].front();
-      throw Error(ErrorCode::kBudget,
-                  fmt::format("pipeline stage {} of {} ({}): {}{}", section + 1, tried.sections.size(),
-                              tried.pipeline.names[section], way.at("error").get<std::string>(), advice),
-                  way.at("lacks"));
-    }
-  fail(ErrorCode::kBudget,
-       "each stage of the pipeline fits with some number of micro-batches at once, and no number fits all of "
-       "them; give more --memory, or other --stages");
-}
-
-// Returns the time of the pipeline, with each section's way at index `at`.
-engine::PipelineTime time_of(const std::vector<Json>& sections, std::size_t at,
-                             const engine::Pipeline& shape) {
+// Fills in the times and bytes of the pipeline. REQUIRES: all sections have plans.
+void complete(PlannedCut& of) {
+  PipelinePlan& pipeline = of.pipeline;
   std::vector<engine::SectionSeconds> seconds;  // by chunk, in the model's order
-  for (std::size_t chunk = 0; chunk < shape.chunks; ++chunk)
-    for (const Json& ways : sections) {
-      const Json& own = ways[at].at("seconds")[chunk];
+  for (std::size_t chunk = 0; chunk < pipeline.pipeline.chunks; ++chunk)
+    for (const Json& section : of.sections) {
+      const Json& own = section.at("seconds")[chunk];
       seconds.push_back({own[0], own[1], own[2], own[3]});
     }
   std::vector<engine::OnceSeconds> once;
-  for (const Json& ways : sections) {
-    const Json& own = ways[at].at("once");
+  for (const Json& section : of.sections) {
+    const Json &own = section.at("once"), &received = section.at("received");
     once.push_back({own[0], own[1], own[2]});
-  }
-  return engine::simulate(shape, seconds, once);
-}
-
-// Finds the size of items with the shortest step. Returns its index among the ways, or nothing where no size
-// fits all sections.
-std::optional<std::size_t> choose(const std::vector<Json>& sections, std::size_t micro_batches,
-                                  PipelinePlan& pipeline) {
-  std::optional<std::size_t> best;
-  for (std::size_t i = 0; i < sections.front().size(); ++i) {
-    if (!std::ranges::all_of(sections, [&](const Json& ways) { return ways[i].contains("peak"); })) continue;
-    engine::Pipeline shape = pipeline.pipeline;
-    shape.items = divide_up(micro_batches, sections.front()[i].at("group").get<std::size_t>());
-    engine::PipelineTime time = time_of(sections, i, shape);
-    if (best && time.step >= pipeline.time.step) continue;
-    best = i;
-    pipeline.pipeline = shape;
-    pipeline.time = std::move(time);
-  }
-  if (!best) return best;
-  for (const Json& ways : sections) {
-    pipeline.peaks.push_back(ways[*best].at("peak"));
-    const Json& received = ways[*best].at("received");
+    pipeline.peaks.push_back(section.at("peak"));
     pipeline.received.push_back({received[0], received[1], received[2]});
   }
-  return best;
+  pipeline.time = engine::simulate(pipeline.pipeline, seconds, once);
 }
 
 // Returns the bytes that arrive at this rank's host from others in a step: gradients and parameters for the
 // sections there, and their messages from sections elsewhere. `own`: the former for this rank's section.
-std::uint64_t bytes_from_hosts(const std::vector<Json>& sections, std::size_t at,
-                               const PipelinePlan& pipeline, const TrainSettings& s, std::uint64_t own,
-                               std::uint64_t of_message) {
+std::uint64_t bytes_from_hosts(const std::vector<Json>& sections, const PipelinePlan& pipeline,
+                               const TrainSettings& s, std::uint64_t own, std::uint64_t of_message) {
   const comm::Hosts hosts = s.ranks.on_hosts();
   if (hosts.all_on_one()) return 0;
   const engine::Pipeline& shape = pipeline.pipeline;
   std::uint64_t bytes = 0;
   for (int section = 0; section < shape.sections; ++section) {
-    const Json& told = sections[static_cast<std::size_t>(section)][at];
+    const Json& told = sections[static_cast<std::size_t>(section)];
     bool is_here = false;
     for (const int rank : ranks_of_section(s, section)) {
       if (!hosts.on_one(rank, s.ranks.rank)) continue;
@@ -396,25 +356,6 @@ std::uint64_t bytes_from_hosts(const std::vector<Json>& sections, std::size_t at
     if (is_here) bytes += section == pipeline.section ? own : told.at("from_hosts").get<std::uint64_t>();
   }
   return bytes;
-}
-
-// Combines the ways of a section's ranks: those that all of them have, with the time of the slowest.
-Json of_all_ranks(const std::vector<std::string>& told, const std::vector<int>& ranks) {
-  Json all = Json::parse(told[static_cast<std::size_t>(ranks[0])]);
-  for (const int rank : ranks) {
-    const Json other = Json::parse(told[static_cast<std::size_t>(rank)]);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      if (!all[i].contains("peak")) continue;
-      if (!other[i].contains("peak")) {
-        all[i] = other[i];
-        continue;
-      }
-      const Json peak = std::max(all[i].at("peak"), other[i].at("peak"));
-      if (other[i].at("step") > all[i].at("step")) all[i] = other[i];
-      all[i]["peak"] = peak;
-    }
-  }
-  return all;
 }
 
 // Makes the parts of the plans equal that must be so on a section's ranks, and the stage of a table that two
@@ -451,96 +392,26 @@ std::string name_of_units(const Model& model, const std::vector<engine::UnitRang
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// Plans all sections here with items of one size. Returns the step's seconds, or infinity where a section
-// does not fit; nothing, leaving that size out, where the step takes no less than `longest`.
-std::optional<double> plan_all_with(const Whole& whole, std::size_t group, double longest, Tried& tried) {
-  const engine::Pipeline pipeline = whole.pipeline(group);
-  std::vector<engine::SectionSeconds> seconds = least_of_chunks(whole, group);
-  double least = engine::least_step(pipeline, seconds);
-  bool fits = true;
-  for (int section = 0; section < pipeline.sections && least < longest; ++section) {
-    const Way& way = tried.here[static_cast<std::size_t>(section)]->add(group);
-    fits = fits && way.plan;
-    if (!way.plan) continue;
-    double busy = way.once.before + way.once.after;
-    for (std::size_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
-      seconds[pipeline.number(section, chunk)] = way.seconds[chunk];
-      busy +=
-          static_cast<double>(pipeline.items) * (way.seconds[chunk].forward + way.seconds[chunk].backward);
-    }
-    least = std::max({least, busy, engine::least_step(pipeline, seconds)});
-  }
-  if (least >= longest) {
-    for (const std::unique_ptr<SectionWays>& section : tried.here) section->leave_out(group);
-    return std::nullopt;
-  }
-  tried.sections.clear();
-  for (const std::unique_ptr<SectionWays>& section : tried.here) tried.sections.push_back(told(*section));
-  if (!fits) return std::numeric_limits<double>::infinity();
-  return time_of(tried.sections, tried.sections.front().size() - 1, pipeline).step;
-}
-
-// Plans all sections here. A size of items is left out for all sections where its step cannot be shorter than
-// `longest`, or than the shortest one found.
-void plan_all(const Whole& whole, double longest, Tried& tried) {
-  for (int section = 0; section < sections_of(whole.s); ++section)
-    tried.here.push_back(std::make_unique<SectionWays>(whole, section));
-  double best = longest;
-  for (const std::size_t group : group_sizes(whole.s, whole.plan.profile.micro_batches)) {
-    const std::optional<double> step = plan_all_with(whole, group, best, tried);
-    tried.is_partly |= !step && best == longest;
-    best = std::min(best, step.value_or(best));
-  }
-}
-
-Tried try_cut(const Whole& whole, RunRanks& ranks, double longest) {
-  Tried tried;
-  PipelinePlan& pipeline = tried.pipeline;
-  pipeline.cut = whole.cut;
-  pipeline.pipeline = whole.pipeline(1);
-  pipeline.section = ranks.section();
-  for (int section = 0; section < pipeline.pipeline.sections; ++section)
-    pipeline.names.push_back(name_of_units(whole.model, pipeline.units(section)));
-  if (ranks.size() == 1) {
-    plan_all(whole, longest, tried);
-    return tried;
-  }
-  SectionWays& own = *tried.here.emplace_back(std::make_unique<SectionWays>(whole, pipeline.section));
-  for (const std::size_t group : group_sizes(whole.s, whole.plan.profile.micro_batches)) own.add(group);
-  const std::vector<std::string> all = ranks.from_all("the plans of the stages", told(own).dump());
-  for (int section = 0; section < pipeline.pipeline.sections; ++section)
-    tried.sections.push_back(of_all_ranks(all, ranks.ranks_of(section)));
-  return tried;
-}
-
-// A cut all of whose sections have plans.
-struct PlannedCut {
-  std::unique_ptr<Whole> whole;
-  Tried tried;
-  std::size_t chosen = 0;  // the number of a section's way
-  double step() const { return tried.pipeline.time.step; }
-};
-
 // Returns the ratio of a section's planned time to its computing time. It is above 1 where the section waits
 // for its disk, or for other ranks.
-double slowness(const PlannedCut& of, int section) {
-  const engine::Pipeline& pipeline = of.tried.pipeline.pipeline;
-  const Json& way = of.tried.sections[static_cast<std::size_t>(section)][of.chosen];
-  double planned = way.at("once")[0].get<double>() + way.at("once")[1].get<double>(), computed = 0;
-  for (const Json& chunk : way.at("seconds"))
-    planned += static_cast<double>(pipeline.items) * (chunk[0].get<double>() + chunk[1].get<double>());
-  for (const engine::UnitRange& range : of.tried.pipeline.units(section))
+double slowness(const Whole& whole, const PlannedCut& of, int section) {
+  const Json& told = of.sections[static_cast<std::size_t>(section)];
+  double planned = told.at("once")[0].get<double>() + told.at("once")[1].get<double>(), computed = 0;
+  for (const Json& chunk : told.at("seconds"))
+    planned +=
+        static_cast<double>(of.pipeline.pipeline.items) * (chunk[0].get<double>() + chunk[1].get<double>());
+  for (const engine::UnitRange& range : of.units(section))
     for (engine::UnitId unit = range.first; unit < range.end; ++unit)
-      computed += of.whole->seconds[unit].forward + of.whole->seconds[unit].backward;
-  return planned / (static_cast<double>(of.whole->plan.profile.micro_batches) * computed);
+      computed += whole.seconds[unit].forward + whole.seconds[unit].backward;
+  return planned / (static_cast<double>(whole.plan.profile.micro_batches) * computed);
 }
 
 // Returns the seconds of the units, each multiplied by its section's slowness.
-std::vector<engine::SectionSeconds> seconds_by_plans(const PlannedCut& of) {
-  std::vector<engine::SectionSeconds> seconds = of.whole->seconds;
-  for (int section = 0; section < of.tried.pipeline.pipeline.sections; ++section) {
-    const double times = slowness(of, section);
-    for (const engine::UnitRange& range : of.tried.pipeline.units(section))
+std::vector<engine::SectionSeconds> seconds_by_plans(const Whole& whole, const PlannedCut& of) {
+  std::vector<engine::SectionSeconds> seconds = whole.seconds;
+  for (int section = 0; section < of.pipeline.pipeline.sections; ++section) {
+    const double times = slowness(whole, of, section);
+    for (const engine::UnitRange& range : of.units(section))
       for (engine::UnitId unit = range.first; unit < range.end; ++unit)
         for (double engine::SectionSeconds::*const each :
              {&engine::SectionSeconds::forward, &engine::SectionSeconds::backward,
@@ -551,13 +422,13 @@ std::vector<engine::SectionSeconds> seconds_by_plans(const PlannedCut& of) {
 }
 
 // Returns the cuts in which the section that waits least for others gives away a unit of one of its chunks.
-std::vector<std::vector<engine::UnitRange>> relieved(const PlannedCut& of) {
-  const engine::Pipeline& pipeline = of.tried.pipeline.pipeline;
-  const std::vector<double>& busy = of.tried.pipeline.time.busy;
+std::vector<std::vector<engine::UnitRange>> relieved(const Whole& whole, const PlannedCut& of) {
+  const engine::Pipeline& pipeline = of.pipeline.pipeline;
+  const std::vector<double>& busy = of.pipeline.time.busy;
   const int busiest = static_cast<int>(std::ranges::max_element(busy) - busy.begin());
   std::vector<std::vector<engine::UnitRange>> cuts;
-  const std::vector<engine::UnitRange>& cut = of.whole->cut;
-  if (slowness(of, busiest) <= kWaits) return cuts;
+  const std::vector<engine::UnitRange>& cut = of.cut;
+  if (slowness(whole, of, busiest) <= kWaits) return cuts;
   for (std::size_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
     const std::size_t at = pipeline.number(busiest, chunk);
     const auto first_block = std::max<engine::UnitId>(cut[at].first, 1);
@@ -575,114 +446,209 @@ std::vector<std::vector<engine::UnitRange>> relieved(const PlannedCut& of) {
   return cuts;
 }
 
-// Finds a cut by planning several. Rates measured on each rank would give a different cut on each, so the
-// first rank's are tried.
+// Returns seconds in which all messages of a cut are assumed to take the time of the slowest link.
+Whole whole_of(const PlanResult& plan, const TrainSettings& s, const Model& model,
+               const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library) {
+  Whole whole{plan,    s,
+              model,   optimizer,
+              library, engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates)};
+  for (int section = 0; section < sections_of(s); ++section) {
+    const double message = engine::link_seconds(plan.profile.border_gradient_bytes,
+                                                link_between(s, section, (section + 1) % sections_of(s)));
+    for (engine::SectionSeconds& unit : whole.seconds) unit.message = std::max(unit.message, message);
+  }
+  return whole;
+}
+
+// Finds a cut, and the size of items, by planning several. Rates measured on each rank would give a different
+// cut on each, so the first rank's are tried.
 class CutSearch {
  public:
-  CutSearch(const PlanResult& plan, const TrainSettings& s, const Model& model,
-            const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library, RunRanks& ranks,
-            double longest)
-      : plan_(plan),
-        s_(s),
-        model_(model),
-        optimizer_(optimizer),
-        library_(library),
-        ranks_(ranks),
-        longest_(longest),
-        seconds_(engine::seconds_of_units(plan.profile, optimizer, plan.request, plan.rates)) {
-    for (int section = 0; section < sections_of(s); ++section) {
-      const double message = engine::link_seconds(plan.profile.border_gradient_bytes,
-                                                  link_between(s, section, (section + 1) % sections_of(s)));
-      // All messages of a cut are assumed to take the time of the slowest link.
-      for (engine::SectionSeconds& unit : seconds_) unit.message = std::max(unit.message, message);
+  CutSearch(Whole whole, RunRanks& ranks, double longest)
+      : whole_(std::move(whole)), ranks_(ranks), longest_(longest) {}
+
+  // Returns the cut with the shortest planned step; nothing where none can be shorter than `longest`. Throws
+  // as plan_section() where none fits.
+  std::optional<PlannedCut> best() {
+    for (const std::size_t group : group_sizes(whole_.s, whole_.plan.profile.micro_batches)) {
+      group_ = group;
+      misfits_.clear();
+      tried_.clear();
+      if (std::optional<PlannedCut> found = first()) improve(*std::move(found));
+      if (std::optional<PlannedCut> found = like_others()) improve(*std::move(found));
     }
+    if (!best_ && !is_cut_short_) refuse();
+    return std::move(best_);
   }
 
-  // Returns the cut whose longest section computes shortest, of those that fit; nothing where its step cannot
-  // be shorter than `longest`.
-  std::optional<PlannedCut> first() {
-    std::optional<Tried> misfit;
-    for (int cuts = 0;; ++cuts) {
-      const bool is_over = misfit && (tries_one_cut(s_) || cuts == kMostCuts);
-      const std::string text = is_over ? "" : next(seconds_);
-      if (text.empty()) refuse(*misfit, s_, cuts);
-      PlannedCut found = planned(text, longest_);
-      if (found.tried.sections.empty()) return std::nullopt;
-      const bool fits = keep_misfits(found.tried);
-      if (!fits && found.tried.is_partly) return std::nullopt;
-      if (fits && choose_way(found)) return found;
-      if (fits && found.tried.is_partly) return std::nullopt;
-      if (fits) refuse(found.tried, s_, cuts + 1);
-      if (!misfit) misfit = std::move(found.tried);
-    }
-  }
-
-  // Replaces `best` by cuts whose planned steps are shorter, until none is found.
-  void improve(PlannedCut& best) {
-    for (int cuts = 0; !s_.stages && cuts < kMostBetterCuts; ++cuts) {
-      const std::string text = ranks_.from_first(ranks_.is_first() ? another(best) : "");
-      if (text.empty()) return;
-      PlannedCut found = planned(text, best.step());
-      if (found.tried.sections.empty()) continue;  // its step cannot be shorter
-      if (!misfits_of(found.tried).empty() && found.tried.is_partly) continue;
-      if (keep_misfits(found.tried) && choose_way(found) && found.step() < (1 - kBetter) * best.step())
-        best = std::move(found);
-    }
+  // Returns the plans of a section of a cut that was planned here.
+  SectionPlans& plans_of(const PlannedCut& of, int section) {
+    const std::vector<engine::UnitRange> chunks = of.units(section);
+    std::unique_ptr<SectionPlans>& plans = sections_[{section, engine::to_text(chunks)}];
+    if (!plans) plans = std::make_unique<SectionPlans>(whole_, section, chunks);
+    return *plans;
   }
 
  private:
-  static constexpr double kBetter = 0.005;
+  const TrainSettings& settings() const { return whole_.s; }
+  double longest() const { return best_ ? std::min(longest_, best_->step()) : longest_; }
+
+  // Whether a cut that does not fit is the last one to be planned: the user has given it, or with several
+  // chunks it is unknown which of them should shrink.
+  bool tries_one_cut() const { return settings().stages || settings().chunks > 1; }
+
+  // Returns the cut whose longest section computes shortest, of those that fit with items of this size;
+  // nothing where none does, or where its step cannot be shorter than the best one.
+  std::optional<PlannedCut> first() {
+    for (int cuts = 0; cuts < (tries_one_cut() ? 1 : kMostCuts); ++cuts) {
+      const std::string text = ranks_.from_first(ranks_.is_first() ? next() : "");
+      if (text.empty()) return std::nullopt;
+      std::optional<PlannedCut> found = planned(text, kMostGain * longest());
+      is_cut_short_ |= !found;
+      if (!found || fits(*found)) return found;
+      if (!misfit_) misfit_ = std::move(found);
+    }
+    return std::nullopt;
+  }
+
+  // Returns the best cut that fits with items of other sizes and, if it was not planned, with those of this
+  // size, too.
+  std::optional<PlannedCut> like_others() {
+    const std::multimap<double, std::string> others = fitting_;
+    for (const auto& [step, text] : others) {
+      if (tried_.contains(text)) continue;
+      std::optional<PlannedCut> found = planned(text, kMostGain * longest());
+      if (found && fits(*found)) return found;
+    }
+    return std::nullopt;
+  }
+
+  // Improves a cut while another one like it has a shorter planned step, and keeps the result if it is the
+  // best one.
+  void improve(PlannedCut current) {
+    for (int cuts = 0; !settings().stages && cuts < kMostBetterCuts; ++cuts) {
+      const std::string text = ranks_.from_first(ranks_.is_first() ? another(current) : "");
+      if (text.empty()) break;
+      std::optional<PlannedCut> found = planned(text, current.step());
+      if (found && fits(*found) && is_better(*found, current)) current = *std::move(found);
+    }
+    if (!best_ || is_better(current, *best_)) best_ = std::move(current);
+  }
+
+  static bool is_better(const PlannedCut& a, const PlannedCut& b) {
+    return a.step() < (1 - kBetter) * b.step();
+  }
+
+  // Returns the best cut by computing alone; an empty text where none is left, or where no step of it can be
+  // shorter than the best one.
+  std::string next() {
+    const std::string text = engine::to_text(choose_cut(whole_, group_, whole_.seconds, misfits_));
+    if (text.empty()) return text;
+    const PlannedCut of = unplanned(text);
+    const bool is_too_long =
+        engine::least_step(of.pipeline.pipeline, least_of_chunks(whole_, of)) >= longest();
+    is_cut_short_ |= is_too_long;
+    return is_too_long ? "" : text;
+  }
 
   // Returns a cut that was not tried and may be better than this one; an empty text where none is left.
   std::string another(const PlannedCut& of) const {
-    std::vector<std::vector<engine::UnitRange>> cuts = relieved(of);
-    cuts.insert(cuts.begin(), choose_cut(plan_, s_, model_, optimizer_, seconds_by_plans(of), misfits_));
+    std::vector<std::vector<engine::UnitRange>> cuts = relieved(whole_, of);
+    cuts.insert(cuts.begin(), choose_cut(whole_, group_, seconds_by_plans(whole_, of), misfits_));
     for (const std::vector<engine::UnitRange>& cut : cuts)
       if (const std::string text = engine::to_text(cut); !text.empty() && !tried_.contains(text)) return text;
     return "";
   }
 
-  // Returns the best cut by these seconds; an empty text where none is left.
-  std::string next(const std::vector<engine::SectionSeconds>& seconds) {
-    return ranks_.from_first(
-        ranks_.is_first() ? engine::to_text(choose_cut(plan_, s_, model_, optimizer_, seconds, misfits_))
-                          : "");
-  }
-
-  PlannedCut planned(const std::string& text, double longest) {
-    tried_.insert(text);
+  PlannedCut unplanned(const std::string& text) const {
     PlannedCut of;
-    of.whole = std::make_unique<Whole>(Whole{plan_, s_, model_, optimizer_, library_, seconds_,
-                                             engine::parse_cut(text, model_.units().size() - 2)});
-    of.tried = try_cut(*of.whole, ranks_, longest);
+    of.cut = engine::parse_cut(text, whole_.model.units().size() - 2);
+    of.group = group_;
+    of.pipeline.cut = of.cut;
+    of.pipeline.pipeline = whole_.pipeline(group_);
+    of.pipeline.section = ranks_.section();
+    for (int section = 0; section < of.pipeline.pipeline.sections; ++section)
+      of.pipeline.names.push_back(name_of_units(whole_.model, of.units(section)));
     return of;
   }
 
-  // Whether each section has a plan.
-  bool keep_misfits(Tried& tried) {
-    const std::vector<Misfit> found = misfits_of(tried);
-    if (found.empty()) return true;
-    // With several chunks it is unknown which of them is too large.
-    if (s_.chunks == 1) misfits_.insert(misfits_.end(), found.begin(), found.end());
-    tried.here.clear();
-    return false;
+  // Plans a cut. Returns nothing where its step cannot be shorter than `longest`.
+  std::optional<PlannedCut> planned(const std::string& text, double longest) {
+    tried_.insert(text);
+    most_tried_ = std::max(most_tried_, tried_.size());
+    PlannedCut of = unplanned(text);
+    if (ranks_.size() == 1) {
+      if (!plan_all(of, longest)) return std::nullopt;
+    } else {
+      const std::string own = told(plans_of(of, ranks_.section()).with(group_)).dump();
+      const std::vector<std::string> all = ranks_.from_all("the plans of the stages", own);
+      for (int section = 0; section < of.pipeline.pipeline.sections; ++section)
+        of.sections.push_back(of_all_ranks(all, ranks_.ranks_of(section)));
+    }
+    if (std::ranges::all_of(of.sections, is_planned)) complete(of);
+    return of;
   }
 
-  bool choose_way(PlannedCut& of) const {
-    const std::optional<std::size_t> chosen =
-        choose(of.tried.sections, plan_.profile.micro_batches, of.tried.pipeline);
-    of.chosen = chosen.value_or(0);
-    return chosen.has_value();
+  // Plans all sections here. Returns false, with some left out, where the step takes no less than `longest`.
+  bool plan_all(PlannedCut& of, double longest) {
+    const engine::Pipeline& pipeline = of.pipeline.pipeline;
+    std::vector<engine::SectionSeconds> seconds = least_of_chunks(whole_, of);
+    double least = engine::least_step(pipeline, seconds);
+    for (int section = 0; section < pipeline.sections && least < longest; ++section) {
+      const SectionPlan& planned = plans_of(of, section).with(group_);
+      of.sections.push_back(told(planned));
+      if (!planned.plan) continue;
+      double busy = planned.once.before + planned.once.after;
+      for (std::size_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
+        const engine::SectionSeconds& own = planned.seconds[chunk];
+        seconds[pipeline.number(section, chunk)] = own;
+        busy += static_cast<double>(pipeline.items) * (own.forward + own.backward);
+      }
+      least = std::max({least, busy, engine::least_step(pipeline, seconds)});
+    }
+    return least < longest;
   }
 
-  const PlanResult& plan_;
-  const TrainSettings& s_;
-  const Model& model_;
-  const optim::Optimizer& optimizer_;
-  const kernels::MatrixLibrary& library_;
+  // Whether each section has a plan; keeps in mind those that have none.
+  bool fits(const PlannedCut& of) {
+    bool all = true;
+    for (int section = 0; section < of.pipeline.pipeline.sections; ++section) {
+      if (is_planned(of.sections[static_cast<std::size_t>(section)])) continue;
+      all = false;
+      // With several chunks it is unknown which of them is too large.
+      if (settings().chunks == 1) misfits_.push_back({section, of.units(section).front()});
+    }
+    if (all) fitting_.emplace(of.step(), engine::to_text(of.cut));
+    return all;
+  }
+
+  [[noreturn]] void refuse() const {
+    std::string advice = tries_one_cut() ? "; other --stages may fit"
+                         : most_tried_ > 1
+                             ? fmt::format("; {} cuts of the model were tried, and none fits", most_tried_)
+                             : "; no other cut of the model can fit";
+    if (settings().chunks > 1 || settings().pipeline != engine::PipelineOrder::k1F1B)
+      advice += "; stages hold least with --pipeline 1f1b and without --chunks";
+    const auto lacking = std::ranges::find_if_not(misfit_->sections, is_planned);
+    const auto section = static_cast<std::size_t>(lacking - misfit_->sections.begin());
+    throw Error(
+        ErrorCode::kBudget,
+        fmt::format("pipeline stage {} of {} ({}): {}{}", section + 1, misfit_->sections.size(),
+                    misfit_->pipeline.names[section], lacking->at("error").get<std::string>(), advice),
+        lacking->at("lacks"));
+  }
+
+  const Whole whole_;
   RunRanks& ranks_;
   const double longest_;
-  std::vector<engine::SectionSeconds> seconds_;  // that units compute
+  std::map<std::pair<int, std::string>, std::unique_ptr<SectionPlans>> sections_;  // by units
+  std::multimap<double, std::string> fitting_;  // cuts, by the seconds of a step with items of some size
+  std::optional<PlannedCut> best_;
+  std::optional<PlannedCut> misfit_;  // the first one that did not fit
+  bool is_cut_short_ = false;         // some cuts were not planned, since their steps would be too long
+  std::size_t most_tried_ = 0;        // cuts, with items of one size
+  // With items of the size that is searched now:
+  std::size_t group_ = 1;
   std::vector<Misfit> misfits_;
   std::set<std::string> tried_;
 };
@@ -692,22 +658,21 @@ class CutSearch {
 std::unique_ptr<Model> plan_section(PlanResult& plan, const TrainSettings& s, const Model& model,
                                     const optim::Optimizer& optimizer, const kernels::MatrixLibrary& library,
                                     RunRanks& ranks, double longest) {
-  CutSearch search(plan, s, model, optimizer, library, ranks, longest);
-  std::optional<PlannedCut> planned = search.first();
-  if (!planned) return nullptr;
-  search.improve(*planned);
-  Tried& tried = planned->tried;
-  Way way = tried.here.front()->take_way(planned->chosen);
-  plan.request.group = way.plan->group;
-  plan.profile = std::move(way.profile);
-  plan.plan = *std::move(way.plan);
-  plan.pipeline = std::move(tried.pipeline);
+  CutSearch search(whole_of(plan, s, model, optimizer, library), ranks, longest);
+  std::optional<PlannedCut> chosen = search.best();
+  if (!chosen) return nullptr;
+  SectionPlans& own = search.plans_of(*chosen, chosen->pipeline.section);
+  SectionPlan& planned = own.with(chosen->group);
+  plan.request.group = planned.plan->group;
+  plan.profile = std::move(planned.profile);
+  plan.plan = *std::move(planned.plan);
+  plan.pipeline = std::move(chosen->pipeline);
   set_links(s, s.ranks.rank, plan.rates);
   if (ranks.size() > 1) agree(plan, optimizer, ranks);
   plan.plan.step_bytes_from_hosts =
-      bytes_from_hosts(tried.sections, planned->chosen, *plan.pipeline, s, plan.plan.step_bytes_from_hosts,
+      bytes_from_hosts(chosen->sections, *plan.pipeline, s, plan.plan.step_bytes_from_hosts,
                        plan.profile.micro_batches * plan.profile.border_gradient_bytes);
-  return tried.here.front()->take_model();
+  return own.take_model();
 }
 
 std::vector<engine::UnitRange> PipelinePlan::units(int section_of) const {
