@@ -42,7 +42,7 @@ class Lags(NamedTuple):
     def of(actions: Sequence[Action], stages: int, chunks: int) -> Lags:
         """Returns the lags of stages with these actions."""
         if chunks == 1:
-            return Lags(1, stages + 1, stages - 1)
+            return Lags(max(1, stages - 1), stages + 1, stages - 1)
         # A micro-batch comes from the last stage to the first one's next chunk after a group of them, which has at least as many as there
         # are stages. A larger one lets the stages be so much further apart.
         forward = (chunk for what, _, chunk in actions if what == "forward")
