@@ -182,7 +182,7 @@ def measure(a, folder):
     sides = {"alone": lambda: sluice_side(a, folder, tokens, "--threads", a.stages)}
     for order in ORDERS:
         sides[f"sluice {order}"] = lambda order=order: sluice_side(a, folder, tokens, *cut_of(a, order))
-        for side in ("wrapped", "torch") if order in ORDERS_OF_TORCH else ():
+        for side in ("wrapped", "torch") if order in ORDERS_OF_TORCH else ("wrapped",) if order == "zb-h1" else ():
             sides[f"{side} {order}"] = lambda side=side, order=order: torch_side(a, side, order, ends)
     if not a.sides or "torch 1f1b" in a.sides.split(","):
         for order in ORDERS:

@@ -392,6 +392,17 @@ def closed(**options):
     return fake_gpu.alive()
 
 
+def of_pytorch(pipeline, rows=16384, width=256):
+    """The memory of PyTorch on a stage of wide layers: estimated, planned and measured."""
+    model, x = [nn.Linear(width, width) for _ in range(8)], torch.ones(4 * rows, width)
+    pipe = sluice.torch.Pipeline(model, sluice.SGD(lr=1e-3), memory="4GiB", micro_batches=4, pipeline=pipeline)
+    for _ in range(2):
+        pipe.train_step((x, x), loss_fn)
+    found = sluice.torch.engine_of(pipe.module).plan()["pytorch"]
+    pipe.close()
+    return found
+
+
 # ---- what is refused, and what fails ----
 
 

@@ -28,6 +28,7 @@ TABLE = [
     (2, "layers", {"micro_batches": 4, "clip": 0.5}, {"place": "device"}),
     (2, "channels_last", {"micro_batches": 3, "state": "8bit"}, {"place": "memory"}),
     (3, "tied", {"micro_batches": 6, "clip": 0.5, "dtype": "bfloat16"}, {"place": "device"}),
+    (2, "gpt2", {"micro_batches": 4, "clip": 0.5, "pipeline": "zb-h1"}, {"place": "memory"}),
     (3, "llama", {"micro_batches": 3, "recompute": True, "links": "gloo", "dtype": "bfloat16", "master": "none", "steps": 1}, {"place": "memory"}),
     (2, "tied", {"micro_batches": 2, "meta": True, "steps": 1}, {"place": "device"}),
     (2, "layers", {"micro_batches": 4}, {"place": "memory", "device": "cuda:0", "device_memory": "400MiB"}),  # one GPU for both

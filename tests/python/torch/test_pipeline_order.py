@@ -10,6 +10,7 @@ from support import sluice_package  # noqa: F401: skips where the library is not
 from sluice.torch._order import Lags, actions_of, calls_in_flight
 
 SECONDS = {"forward": 1, "backward": 2}
+IN_HALVES = {"forward": 1, "backward": 1, "weights": 1}
 
 
 class Stage:
@@ -55,6 +56,9 @@ class Stage:
             self.limit(item - self.lags.sent, "gradient of lookup")
             self.begin("send", "gradient of lookup", item)
 
+    def weights(self, item, number):
+        self.steps.append(("pass", "weights"))
+
     def send_output(self, item, number):
         self.begin("send", "value", number + 1, item)
 
@@ -90,7 +94,7 @@ def seconds_of(stages, chunks, items, order, **lags):
         for stage in range(stages):
             for kind, what in itertools.islice(steps[stage], at[stage], None):
                 if kind == "pass":
-                    now[stage] += SECONDS[what]
+                    now[stage] += (IN_HALVES if order == "zb-h1" else SECONDS)[what]
                 elif kind != "wait":
                     begun[kind, what] = now[stage]
                 elif ("send", what) in begun and ("receive", what) in begun:
@@ -107,8 +111,16 @@ SIZES = [*range(1, 17), 23, 24]
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 6, 8])
 def test_stages_go_on(stages):
-    for chunks, items, order in itertools.product((1, 2, 3), SIZES, ("1f1b", "gpipe")):
-        assert seconds_of(stages, chunks, items, order) is not None, (chunks, items, order)
+    for chunks, items, order in itertools.product((1, 2, 3), SIZES, ("1f1b", "gpipe", "zb-h1")):
+        if chunks == 1 or order != "zb-h1":
+            assert seconds_of(stages, chunks, items, order) is not None, (chunks, items, order)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 6, 8])
+def test_gradients_of_weights_fill_the_time_in_which_stages_would_wait(stages):
+    for items in SIZES:
+        if items >= stages:  # a third of the bubble is left (Qi et al. 2023, table 1)
+            assert seconds_of(stages, 1, items, "zb-h1") == 3 * items + stages - 1, items
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 6, 8])
@@ -125,5 +137,13 @@ def test_with_less_between_them_stages_wait():
 
 def test_calls_in_flight_are_counted_by_chunk():
     first, last = (calls_in_flight(actions_of("1f1b", 2, 2, 4, stage), 2) for stage in range(2))
-    assert first[:4] == [(1, 0), (2, 0), (2, 1), (2, 2)] and max(map(sum, first)) == 5 and max(map(sum, last)) == 3
-    assert (4, 4) in calls_in_flight(actions_of("gpipe", 2, 2, 4, 0), 2)
+    assert [now.keep for now in first[:4]] == [(1, 0), (2, 0), (2, 1), (2, 2)]
+    assert max(sum(now.keep) for now in first) == 5 and max(sum(now.keep) for now in last) == 3
+    assert ((4, 4), (0, 0)) in calls_in_flight(actions_of("gpipe", 2, 2, 4, 0), 2)
+
+
+def test_so_is_what_backward_passes_leave():
+    first, last = (calls_in_flight(actions_of("zb-h1", 2, 1, 4, stage), 1) for stage in range(2))
+    assert max(now.keep for now in first) == (2,) and max(now.left for now in first) == (1,)
+    assert max(now.keep for now in last) == (1,) and max(now.left for now in last) == (2,)
+    assert ((0,), (0,)) in first and ((0,), (0,)) in last

@@ -35,6 +35,7 @@ TABLE = [
     ([1, 0, 2], "llama", {"micro_batches": 3, "dtype": "bfloat16", "master": "none"}, {"recompute": True, "place": "memory"}),
     ([0, 1, 2], "llama", {"micro_batches": 2, "meta": True, "steps": 1}, {"place": "device"}),
     ([0, 1], "gpt2", {"micro_batches": 2, "update": "Muon"}, {"place": "disk"}),
+    ([0, 1, 2], "gpt2", {"micro_batches": 4, "clip": 0.5}, {"pipeline": "zb-h1", "place": "memory"}),
     ([0, 1, 2], "hooked", {"micro_batches": 3, "clip": 0.5, "update": "SGD"}, {"place": "memory"}),
     ([0, 0], "layers", {"micro_batches": 4}, {"place": "memory"}),  # one GPU for both
     ([0, 1, 2], "deep", {"micro_batches": 4, "clip": 0.5}, {"chunks": 2, "place": "device"}),

@@ -3,6 +3,7 @@ where the plan is made once, it is estimated where PyTorch has no room."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import weakref
@@ -15,7 +16,9 @@ from ..errors import BudgetError, Error, StateError
 from ._backward import in_pass, on_failures
 from ._estimate import Estimate, estimate_call, kind_of, reserve_for, tensors_in, with_margin
 from ._measures import resident_bytes
+from ._order import Counts
 from ._presence import Presence
+from ._split_backward import Halves
 
 _SLACK = 8  # calls that keep nothing for backward may grow by one eighth, which is in an estimate's margin
 _MOST = 32  # the most estimates that are kept for one kind of calls
@@ -27,14 +30,15 @@ class InFlight:
     """The calls in flight beside a call. A pipeline changes them between calls."""
 
     part: int = 0  # of the model, that is called
-    calls: Sequence[tuple[int, ...]] = ((1,),)  # at each moment, how many calls of each part keep what their backward passes need
+    calls: Sequence[Counts] = (Counts((1,), (0,)),)  # at each moment, by part
     bytes: int = 0  # that others keep
     known: dict[int, Estimate] = dataclasses.field(default_factory=dict)  # of the last call of each part
+    halves: Halves | None = None  # where backward passes leave gradients of weights for later
 
     def beside(self, part: int, known: Mapping[int, Estimate]) -> int:
         """The most bytes that calls keep beside one of this part, as far as it is known."""
-        moments = (counts for counts in self.calls if counts[part])
-        kept = (sum(counts[other] * each.kept for other, each in known.items()) for counts in moments)
+        moments = (counts for counts in self.calls if counts.keep[part])
+        kept = (sum(now.keep[other] * each.kept + now.left[other] * each.left for other, each in known.items()) for now in moments)
         return max(kept) - known[part].kept + self.bytes
 
 
@@ -132,7 +136,8 @@ class Demand:
         assert model is not None, "it was called"
         self._estimating = threading.get_ident()
         try:
-            return estimate_call(model, module, args, kwargs, train, self._presence.engine.device)
+            with contextlib.nullcontext() if self.in_flight.halves is None else self.in_flight.halves.leaving() as left:
+                return estimate_call(model, module, args, kwargs, train, self._presence.engine.device, left=left)
         finally:
             self._estimating = None
 

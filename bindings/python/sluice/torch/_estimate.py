@@ -23,6 +23,7 @@ from ..model import Size, size_of
 from ._estimate_values import ON_VALUES, NumbersFromTensors, Values
 from ._gpu import CPU, HOST, WORKSPACES, Gpu
 from ._modes import mapped, parts_of, tensors_among
+from ._split_backward import Left
 
 _OPAQUE = (torch.Tensor, type, str, bytes, types.ModuleType, types.FunctionType, types.MethodType)
 _CONTAINERS = (OrderedDict, dict, list, deque, set)
@@ -51,16 +52,18 @@ _CONVOLUTIONS = {torch.ops.aten.convolution.default: 6, torch.ops.aten.convoluti
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """Bytes besides the parameters: the most that are alive at once, what is planned for on the CPU, and those that are alive between
-    forward and backward. casts: those of parameters by autocast that backward needs, which the others leave out."""
+    forward and backward. casts: those of parameters by autocast that backward needs, which the others leave out. left: those that a
+    backward pass leaves for the gradients of weights."""
 
     peak: int
     reserve: int
     kept: int = 0
     casts: int = 0
+    left: int = 0
 
     def with_casts(self) -> Estimate:
         """The same where autograd keeps the casts."""
-        return Estimate(self.peak + self.casts, self.reserve + with_margin(self.casts), self.kept + self.casts)
+        return Estimate(self.peak + self.casts, self.reserve + with_margin(self.casts), self.kept + self.casts, left=self.left)
 
 
 # The stance of torch.compile(), and whether there are modes, are the process's: of two threads that set them by turns, one would put back
@@ -308,10 +311,12 @@ def estimate_call(
     device: torch.device = CPU,
     what: str = "call",
     call_of_it: str = "it",
+    left: Left | None = None,
 ) -> Estimate:
     """Estimates a call of the model, or of a module of it, under the modes that are in force. Model, arguments and states
     of random numbers stay as they are. device: where what is on the meta device will be, and on a GPU all else. Raises
-    what the model itself raises, and InvalidArgumentError where there can be no estimate; what, call_of_it: the call, for its message."""
+    what the model itself raises, and InvalidArgumentError where there can be no estimate; what, call_of_it: the call, for its message.
+    left: where its backward pass leaves gradients of weights, if it does."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     alive = _Alive(fake)
     try:
@@ -324,6 +329,7 @@ def estimate_call(
                 unchecked, uncompiled = torch.autograd.set_detect_anomaly(False), torch.compiler.set_stance("force_eager")
                 with uncompiled, unchecked, fake, alive, NumbersFromTensors(), torch.set_grad_enabled(train), alive.casts_made_again():
                     kept = _step(called, call[0], call[1], train, alive)
+                    bytes_left = _drop(left, alive)
             del call, tensors
             alive.take_back(what)
     except Error:
@@ -334,7 +340,7 @@ def estimate_call(
                 error.add_note(f"Sluice had run the model without values, to estimate this {what}; state `reserve` to leave that out.")
             raise
         raise _refusal(model, called, error, alive.peak, what, call_of_it) from error
-    return Estimate(alive.peak, alive.needed + _FIXED, kept, alive.casts)
+    return Estimate(alive.peak, alive.needed + _FIXED, kept, alive.casts, bytes_left)
 
 
 @contextlib.contextmanager
@@ -370,6 +376,14 @@ def _step(called: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], trai
     if loss is not None and loss.requires_grad:
         loss.backward()
     return kept
+
+
+def _drop(left: Left | None, alive: _Alive) -> int:
+    """Gives up what a backward pass has left, and returns its bytes."""
+    before = alive.current
+    if left is not None:
+        left.calls.clear()
+    return before - alive.current
 
 
 def _give_up_gradients(tensors: Iterable[torch.Tensor]) -> None:

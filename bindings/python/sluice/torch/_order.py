@@ -19,14 +19,24 @@ def actions_of(order: str, stages: int, chunks: int, items: int, stage: int) -> 
     return [(what, item, chunk) for what, item, chunk in json.loads(found)]
 
 
-def calls_in_flight(actions: Sequence[Action], chunks: int) -> list[tuple[int, ...]]:
-    """After each pass: how many calls of each chunk keep what their backward passes need."""
-    now = [0] * chunks
-    found: dict[tuple[int, ...], None] = {}
+class Counts(NamedTuple):
+    """At one moment, by chunk: how many calls keep what their backward passes need, and how many backward passes have left gradients of
+    weights for later."""
+
+    keep: tuple[int, ...]
+    left: tuple[int, ...]
+
+
+def calls_in_flight(actions: Sequence[Action], chunks: int) -> list[Counts]:
+    """The counts after each pass."""
+    splits = any(what == "weights" for what, _, _ in actions)
+    keep, left = [0] * chunks, [0] * chunks
+    found: dict[Counts, None] = {}
     for what, _, chunk in actions:
-        if what in ("forward", "backward"):
-            now[chunk] += 1 if what == "forward" else -1
-            found[tuple(now)] = None
+        if what in ("forward", "backward", "weights"):
+            keep[chunk] += {"forward": 1, "backward": -1, "weights": 0}[what]
+            left[chunk] += {"forward": 0, "backward": int(splits), "weights": -1}[what]
+            found[Counts(tuple(keep), tuple(left))] = None
     return list(found)
 
 

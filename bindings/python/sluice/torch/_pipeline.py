@@ -33,6 +33,7 @@ from ._order import Action, actions_of, calls_in_flight
 from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._safetensors import InFiles
+from ._split_backward import Halves, Left
 from ._stages import IDS, Blocks, Cut, Lookups, Table, blocks_of, model_of
 from ._together import Which, together
 from ._units import bytes_in_memory
@@ -41,7 +42,7 @@ from ._wrap import checked, close, engine_of, move_in, session_of
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
-_ORDERS = ("1f1b", "gpipe")
+_ORDERS = ("1f1b", "gpipe", "zb-h1")
 _MOST_CHUNKS = 1024
 _OF_ALL_BLOCKS = ("output_hidden_states", "output_attentions", "output_router_logits")  # what transformers' models are asked for
 _REFUSED = {
@@ -160,6 +161,7 @@ class Stage:
                 cut.lookups.calls = calls_with(module, cut.lookups.weight)
         self._in_flight = session_of(module).demand.in_flight
         self._in_flight.calls = calls_in_flight(self._actions, self._chunks)
+        self._in_flight.halves = Halves(module) if any(what == "weights" for what, _, _ in self._actions) else None
         assert optimizer is not None, "it trains"
         return module, optimizer
 
@@ -422,6 +424,7 @@ class _Step:
             pipe._in_flight.bytes = self._lookups.begin(border, ids)
         self._outputs: dict[tuple[int, int], Any] = {}  # by item and chunk
         self._came: dict[tuple[int, int], dict[int, torch.Tensor]] = {}  # gradients of what was received, by item and chunk, and tensor
+        self._left: dict[int, Left] = {}  # for gradients of weights, by item
         self.loss: Optional[torch.Tensor] = None
 
     def _border(self, other: int, place: str, kinds: Sequence[Optional[list[Kind]]]) -> Border:
@@ -487,16 +490,24 @@ class _Step:
         output = self._outputs.pop((item, chunk))
         after = self._after[chunk]
         gradients = [] if after is None else after.gradients(item)
-        begin = time.monotonic_ns()
-        if after is None:
-            output.backward()
-        else:
-            pairs = [(t, g) for t, g in zip((t for t in output if t.requires_grad), gradients, strict=True) if g is not None]
-            if pairs:
-                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        begin, halves = time.monotonic_ns(), self._pipe._in_flight.halves
+        with contextlib.nullcontext() if halves is None else halves.leaving() as left:
+            if after is None:
+                output.backward()
+            else:
+                pairs = [(t, g) for t, g in zip((t for t in output if t.requires_grad), gradients, strict=True) if g is not None]
+                if pairs:
+                    torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        if left is not None:
+            self._left[item] = left
         self._passed("backward", item, chunk, begin)
         if chunk == self._lookups.chunk:
             self._lookups.after_backward(item)
+
+    def weights(self, item: int, chunk: int) -> None:
+        begin = time.monotonic_ns()
+        self._left.pop(item).finish()
+        self._passed("gradients of weights", item, chunk, begin)
 
     def _passed(self, what: str, item: int, chunk: int, begin: int) -> None:
         """Adds to the trace a pass that ends now."""
@@ -538,8 +549,7 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, chunks: Any, mesh:
     if whole(micro_batches, "micro_batches") < 1:
         raise InvalidArgumentError("micro_batches is 0; a batch is cut into one at least")
     if pipeline not in _ORDERS:
-        native = ", and 'zb-h1' is for native models" if pipeline == "zb-h1" else ""
-        raise InvalidArgumentError(f"pipeline is {pipeline!r}; it is {' or '.join(map(repr, _ORDERS))}{native}")
+        raise InvalidArgumentError(f"pipeline is {pipeline!r}; it is one of {', '.join(map(repr, _ORDERS))}")
     if isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= _MOST_CHUNKS:
         raise InvalidArgumentError(
             f"chunks is {chunks!r:.80}; it is how many chunks of layers each stage has, a whole number from 1 to {_MOST_CHUNKS}"

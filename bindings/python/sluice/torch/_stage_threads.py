@@ -492,7 +492,8 @@ class Pipeline(Stage):
     micro_batches: into how many parts of one size a batch is cut, along its first dimension.
     mesh: the axes of all ranks: the model is cut along "pipeline", and ranks that differ along "data" have the same stage and other
         batches. Ranks that follow each other differ in the last axis. None: all ranks are stages, rank r stage r.
-    pipeline: "1f1b" (a stage goes back as soon as it can, and holds few micro-batches) or "gpipe" (all forward passes come first).
+    pipeline: "1f1b" (a stage goes back as soon as it can, and holds few micro-batches) or "gpipe" (all forward passes come first) or
+        "zb-h1" (as 1f1b, with gradients of weights when a stage would wait).
     chunks: how many chunks of consecutive layers or blocks each stage has. With more than one the stages are interleaved: a micro-batch
         passes through all of them so many times, stages wait less for each other, and hold more micro-batches.
     stages: the layers or blocks of each stage, as "0-7,8-11", and with chunks=2 those of the first chunks of all stages, then of the
