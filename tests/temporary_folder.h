@@ -1,10 +1,7 @@
 #pragma once
 #include <stdlib.h>  // mkdtemp
 
-#include <filesystem>
-#include <fstream>
-#include <stdexcept>
-#include <string>
+#include "testing.h"
 
 namespace sluice {
 

@@ -1,12 +1,5 @@
 #pragma once
-#include <chrono>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <utility>
+#include "testing.h"
 
 namespace sluice {
 

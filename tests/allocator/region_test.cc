@@ -4,13 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <fstream>
-#include <thread>
-#include <vector>
-
 #include "core/descriptor.h"
 #include "tests/allocator/support.h"
 

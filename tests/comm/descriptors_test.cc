@@ -1,11 +1,8 @@
 #include "comm/descriptors.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <chrono>
 
 #include "comm/forbidden.h"
 #include "comm/worlds.h"

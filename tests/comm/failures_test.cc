@@ -1,9 +1,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 
-#include <fstream>
-#include <string>
-
 #include "comm/worlds.h"
 #include "core/dtype.h"
 #include "testing.h"

@@ -1,13 +1,13 @@
 #pragma once
-#include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
 #include <cerrno>
-#include <cstddef>
 #include <iterator>
+
+#include "testing.h"
 
 namespace sluice::comm {
 

@@ -1,10 +1,5 @@
 #include "comm/given.h"
 
-#include <bit>
-#include <cmath>
-#include <limits>
-#include <random>
-
 #include "comm/values.h"
 #include "comm/worlds.h"
 #include "testing.h"

@@ -1,11 +1,6 @@
 #pragma once
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <random>
-#include <vector>
-
 #include "core/dtype.h"
+#include "testing.h"
 
 namespace sluice::comm {
 

@@ -1,7 +1,5 @@
 #include "core/interrupt.h"
 
-#include <thread>
-
 #include "testing.h"
 
 namespace sluice::interrupt_test {

@@ -2,11 +2,8 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
-#include <cstdlib>
-#include <optional>
-#include <utility>
-
 #include "core/error.h"
+#include "testing.h"
 
 // What clients do with CUDA's own functions, of the driver on which the tests run.
 namespace sluice {

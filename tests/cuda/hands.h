@@ -1,12 +1,4 @@
 #pragma once
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <memory>
-#include <vector>
-
 #include "allocator/device_memory.h"
 #include "core/device.h"
 #include "core/dtype.h"

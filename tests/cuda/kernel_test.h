@@ -1,8 +1,4 @@
 #pragma once
-#include <cstring>
-#include <filesystem>
-#include <memory>
-
 #include "core/dtype.h"
 #include "cuda/gpu.h"
 

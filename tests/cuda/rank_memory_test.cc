@@ -1,8 +1,5 @@
 #include "engine/memory/rank_memory.h"
 
-#include <gmock/gmock.h>
-#include <cstring>
-
 #include "comm/worlds.h"
 #include "cuda/engine_fixture.h"
 #include "cuda/file_limit.h"

@@ -1,9 +1,4 @@
 #pragma once
-#include <gmock/gmock.h>
-
-#include <chrono>
-#include <thread>
-
 #include "comm/worlds.h"
 #include "cuda/engine_fixture.h"
 #include "engine/memory/device_shards.h"

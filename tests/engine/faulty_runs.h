@@ -1,16 +1,12 @@
 #pragma once
 // Trains a toy model over faulty disks. A run ends with the bits of a run without faults, or with an error
 // that names the file, after which the engine refuses everything but its end.
-#include <cstdlib>
-#include <map>
-#include <string>
-#include <tuple>
-#include <vector>
 
 #include "core/error.h"
 #include "engine/planner/planner.h"
 #include "engine/toy.h"
 #include "offload/test_files.h"
+#include "testing.h"
 #include "watchdog.h"
 
 namespace sluice::engine::faulty {

@@ -1,11 +1,8 @@
 #pragma once
 #include <charconv>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
 
 #include "core/bytes.h"
+#include "testing.h"
 
 namespace sluice::engine {
 

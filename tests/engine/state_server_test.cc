@@ -1,7 +1,6 @@
 #include "engine/steps/state_server.h"
 
 #include <future>
-#include <optional>
 
 #include "engine/ranks_client.h"
 #include "testing.h"

@@ -1,20 +1,10 @@
 #pragma once
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <numeric>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
 #include "core/bytes.h"
 #include "core/random.h"
 #include "engine/steps/scheduled_engine.h"
 #include "float_array.h"
 #include "offload/file.h"
+#include "testing.h"
 
 // A model without a matrix product: each parameter is pulled towards a value that depends on the micro-batch.
 // It has a tied unit (two uses), units of several sizes, and reads what it acquires, so that wrong bytes show

@@ -1,13 +1,10 @@
 #pragma once
-#include <random>
-#include <string>
-#include <vector>
-
 #include "kernels/loss.h"
 #include "models/families/gpt2.h"
 #include "models/families/llama.h"
 #include "plain_run.h"
 #include "rounding.h"
+#include "testing.h"
 
 // Small models and data for the tests of this room.
 namespace sluice::models::testing {

@@ -1,18 +1,11 @@
 #pragma once
-#include <cstring>
-#include <map>
-#include <memory>
 #include <new>
-#include <set>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "float_array.h"
 #include "kernels/matrix.h"
 #include "models/model/executor.h"
 #include "models/model/model.h"
+#include "testing.h"
 
 namespace sluice::models::testing {
 

@@ -1,12 +1,6 @@
 #pragma once
-#include <cmath>
-#include <cstdint>
-#include <map>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "models/families/config.h"
+#include "testing.h"
 
 // The loss of both families in f64, as the papers define it. It shares nothing with the models but the names
 // of their parameters, which say what each block is.

@@ -1,17 +1,5 @@
 #pragma once
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <cstring>
 #include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <set>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "tests/bindings/c/support.h"
 

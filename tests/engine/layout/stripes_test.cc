@@ -1,8 +1,5 @@
 #include "engine/layout/stripes.h"
 
-#include <algorithm>
-#include <random>
-
 #include "core/bytes.h"
 #include "kernels/grid.h"
 #include "testing.h"

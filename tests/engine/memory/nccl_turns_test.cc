@@ -1,10 +1,5 @@
 #include "engine/memory/nccl_turns.h"
 
-#include <array>
-#include <chrono>
-#include <thread>
-#include <vector>
-
 #include "comm/worlds.h"
 #include "testing.h"
 #include "thrown.h"

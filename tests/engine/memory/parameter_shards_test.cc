@@ -1,9 +1,5 @@
 #include "engine/memory/parameter_shards.h"
 
-#include <gtest/gtest.h>
-
-#include <thread>
-
 #include "core/error.h"
 #include "engine/memory/shards_of_a_rank.h"
 

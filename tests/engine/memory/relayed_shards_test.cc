@@ -1,11 +1,5 @@
 #include "engine/memory/relayed_shards.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <atomic>
-#include <thread>
-
 #include "core/error.h"
 #include "engine/memory/shards_of_a_rank.h"
 

@@ -1,15 +1,11 @@
 #include "engine/planner/walk.h"
 
 #include <fmt/core.h>
-#include <gtest/gtest.h>
-
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "core/bytes.h"
 #include "engine/planner/placement.h"
 #include "engine/planner/planner.h"
+#include "testing.h"
 
 namespace sluice::engine {
 namespace device_walk_test {

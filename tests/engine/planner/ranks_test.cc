@@ -1,12 +1,3 @@
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <optional>
-#include <random>
-#include <string>
-
 #include "core/bytes.h"
 #include "core/error.h"
 #include "engine/memory/device_shards.h"
