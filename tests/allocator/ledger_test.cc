@@ -43,14 +43,8 @@ TEST(Ledger, RefusalNamesEverythingAndChangesNothing) {
   Ledger ledger;
   ledger.set_budget(Tier::kHost, 1000);
   ledger.charge(Tier::kHost, Purpose::kParameter, 700);
-  try {
-    ledger.charge(Tier::kHost, Purpose::kActivation, 301);
-    FAIL() << "a charge passed the budget";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kBudget);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("host"), HasSubstr("activation"), HasSubstr("301"),
-                                    HasSubstr("700"), HasSubstr("1000")));
-  }
+  expect_error(ErrorCode::kBudget, {"host", "activation", "301", "700", "1000"},
+               [&] { ledger.charge(Tier::kHost, Purpose::kActivation, 301); });
   EXPECT_EQ(line(ledger, Tier::kHost, Purpose::kActivation).peak, 0u);
   EXPECT_EQ(total(ledger, Tier::kHost).peak, 700u);
   ledger.charge(Tier::kHost, Purpose::kActivation, 300);

@@ -12,6 +12,7 @@
 #include "core/text_file.h"
 #include "testing.h"
 #include "tests/core/support.h"
+#include "thrown.h"
 
 namespace sluice::text_test {
 
@@ -58,9 +59,8 @@ TEST(Json, FieldsThatAreMissingOrOfAnotherType) {
   const Json object = parse_json(R"({"layers": 12, "name": "x"})", "config.json");
   EXPECT_EQ(json_field<int>(object, "layers", "config.json"), 12);
   for (const char* key : {"heads", "name"}) {
-    const Thrown thrown = thrown_by([&] { json_field<int>(object, key, "config.json"); });
-    EXPECT_EQ(thrown.code, ErrorCode::kInvalidArgument);
-    EXPECT_THAT(thrown.text, AllOf(HasSubstr("config.json"), HasSubstr(key)));
+    expect_error(ErrorCode::kInvalidArgument, {"config.json", key},
+                 [&] { json_field<int>(object, key, "config.json"); });
   }
 }
 
@@ -80,9 +80,8 @@ TEST(Json, DeepNestingIsRefusedBeforeItTakesTheStack) {
   const auto nested = [](std::size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   EXPECT_NO_THROW(parse_json(nested(100), "x"));
   for (const std::size_t depth : {std::size_t{200}, std::size_t{1'000'000}}) {
-    const Thrown thrown = thrown_by([&] { parse_json(nested(depth), "config.json").dump(); });
-    EXPECT_EQ(thrown.code, ErrorCode::kInvalidArgument);
-    EXPECT_THAT(thrown.text, AllOf(HasSubstr("config.json"), HasSubstr("deeper")));
+    expect_error(ErrorCode::kInvalidArgument, {"config.json", "deeper"},
+                 [&] { parse_json(nested(depth), "config.json").dump(); });
   }
 }
 

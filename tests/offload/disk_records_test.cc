@@ -4,6 +4,7 @@
 #include "offload/records.h"
 #include "testing.h"
 #include "tests/offload/support.h"
+#include "thrown.h"
 
 namespace sluice::offload::disk_records_test {
 
@@ -20,12 +21,8 @@ class DiskRecords : public ::testing::Test {
     if (!a_.found() || !b_.found()) GTEST_SKIP() << testing::kNoDirectFolder;
     service_ = make_io_service({});
   }
-  ErrorCode code_of_folder(const std::string& folder, std::string* text) {
-    const Error error = error_of([&] {
-      RecordStore(*service_, {{a_.path(), kGiB}, {folder, kGiB}}, ledger_);
-    });
-    *text = error.what();
-    return error.code();
+  void expect_refused(const std::string& folder, ErrorCode code, const std::vector<std::string>& parts) {
+    expect_error(code, parts, [&] { RecordStore(*service_, {{a_.path(), kGiB}, {folder, kGiB}}, ledger_); });
   }
   DirectFolder a_, b_;
   std::unique_ptr<IoService> service_;
@@ -68,38 +65,29 @@ TEST_F(DiskRecords, TheStoreWaitsForItsTransfers) {
 }
 
 TEST_F(DiskRecords, FoldersAreCheckedAtOnceAndNamed) {
-  std::string text;
-  EXPECT_EQ(code_of_folder(b_.file("missing"), &text), ErrorCode::kNotFound);
-  EXPECT_THAT(text, HasSubstr(b_.file("missing")));
+  expect_refused(b_.file("missing"), ErrorCode::kNotFound, {b_.file("missing")});
   std::ofstream(b_.file("plain")) << "text";
-  EXPECT_EQ(code_of_folder(b_.file("plain"), &text), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(text, HasSubstr("not a folder"));
-  EXPECT_EQ(error_of([&] { RecordStore(*service_, {}, ledger_); }).code(), ErrorCode::kInvalidArgument);
+  expect_refused(b_.file("plain"), ErrorCode::kInvalidArgument, {"not a folder"});
+  expect_error(ErrorCode::kInvalidArgument, {}, [&] { RecordStore(*service_, {}, ledger_); });
 }
 
 TEST_F(DiskRecords, AFolderInMemoryIsRefused) {
   if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
-  std::string text;
-  EXPECT_EQ(code_of_folder("/dev/shm", &text), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(text, AllOf(HasSubstr("/dev/shm"), HasSubstr("in memory")));
+  expect_refused("/dev/shm", ErrorCode::kInvalidArgument, {"/dev/shm", "in memory"});
 }
 
 TEST_F(DiskRecords, ALimitThatIsTooSmallSaysWhatIsMissing) {
   RecordStore store(*service_, {{a_.path(), 4 * kMiB}, {b_.path(), 2 * kMiB}}, ledger_);
   store.define("r", 10 * kBlock, Purpose::kParameter);
-  const Error error = error_of([&] { store.allocate(); });
-  EXPECT_EQ(error.code(), ErrorCode::kBudget);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr(a_.path()), HasSubstr(b_.path()),
-                                  HasSubstr("1.00 MiB are missing"), HasSubstr("3.00 MiB are missing")));
+  expect_error(ErrorCode::kBudget, {a_.path(), b_.path(), "1.00 MiB are missing", "3.00 MiB are missing"},
+               [&] { store.allocate(); });
 }
 
 TEST_F(DiskRecords, ADiskThatIsTooSmallSaysWhatIsFreeAndNothingIsKept) {
   RecordStore store(*service_, {{a_.path(), UINT64_MAX}}, ledger_);
   const std::uint64_t beyond = round_up(std::filesystem::space(a_.path()).available + 64 * kGiB, kDiskBlock);
   store.define("r", beyond, Purpose::kParameter);
-  const Error error = error_of([&] { store.allocate(); });
-  EXPECT_EQ(error.code(), ErrorCode::kBudget);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr(a_.path()), HasSubstr("free"), HasSubstr("too little")));
+  expect_error(ErrorCode::kBudget, {a_.path(), "free", "too little"}, [&] { store.allocate(); });
   EXPECT_EQ(ledger_.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current, 0u);
 }
 

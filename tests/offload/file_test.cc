@@ -5,6 +5,7 @@
 #include "offload/test_files.h"
 #include "testing.h"
 #include "tests/offload/support.h"
+#include "thrown.h"
 
 namespace sluice::offload::file_test {
 
@@ -120,10 +121,7 @@ TEST_P(FileTest, AMisalignedCallIsRefusedAndItsDoneIsNotCalled) {
   std::atomic<int> calls = 0;
   const Done count = [&](std::exception_ptr) { ++calls; };
   const auto expect_refused = [&](auto&& call) {
-    const Error error = error_of(call);
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
-    EXPECT_THAT(error.what(), HasSubstr(file_->name()));
-    EXPECT_THAT(error.what(), HasSubstr("4096"));
+    expect_error(ErrorCode::kInvalidArgument, {file_->name(), "4096"}, call);
   };
   expect_refused([&] { file_->read(512, data.part(0, kDiskBlock), count); });
   expect_refused([&] { file_->read(0, data.part(0, 1000), count); });
@@ -142,21 +140,16 @@ TEST_P(FileTest, AReadPastTheEndIsAnErrorThroughOneCallOfDone) {
   file_->read(kMiB - kDiskBlock, data.part(0, kMiB), [&](std::exception_ptr error) {
     if (++calls == 1) ended.set_value(error);
   });
-  const Error error = error_of([&] {
+  expect_error(ErrorCode::kIo, {file_->name(), "offset", "expected", "found"}, [&] {
     if (const std::exception_ptr thrown = ended.get_future().get()) std::rethrow_exception(thrown);
   });
-  EXPECT_EQ(error.code(), ErrorCode::kIo);
-  EXPECT_THAT(error.what(), HasSubstr(file_->name()));
-  EXPECT_THAT(error.what(), HasSubstr("offset"));
-  EXPECT_THAT(error.what(), HasSubstr("expected"));
-  EXPECT_THAT(error.what(), HasSubstr("found"));
   file_.reset();  // waits, so that a second call would be seen
   EXPECT_EQ(calls, 1);
 }
 
 TEST_P(FileTest, ReadsWhollyBeyondTheEndFail) {
   Buffer data(kDiskBlock);
-  EXPECT_EQ(error_of([&] { read_now(*file_, 64 * kMiB, data.all()); }).code(), ErrorCode::kIo);
+  expect_error(ErrorCode::kIo, {}, [&] { read_now(*file_, 64 * kMiB, data.all()); });
 }
 
 TEST_P(FileTest, AnEmptyTransferEnds) {
@@ -202,7 +195,7 @@ TEST_P(FileTest, AllocateMakesRoomAndShrinks) {
   EXPECT_EQ(file_->size(), kMiB);
   read_now(*file_, 0, back.all());
   EXPECT_TRUE(equal(data.part(0, kMiB), back.all()));
-  EXPECT_EQ(error_of([&] { read_now(*file_, kMiB, back.all()); }).code(), ErrorCode::kIo);
+  expect_error(ErrorCode::kIo, {}, [&] { read_now(*file_, kMiB, back.all()); });
 }
 
 TEST_P(FileTest, SyncChangesNothing) {

@@ -12,6 +12,7 @@
 #include "offload/watch.h"
 #include "testing.h"
 #include "tests/offload/support.h"
+#include "thrown.h"
 
 namespace sluice::offload::hang_test {
 
@@ -77,10 +78,9 @@ TEST_P(HangTest, IsAnErrorThatNamesTheTransferAndNobodyWaitsForIt) {
     const std::unique_ptr<File> file = service_->open(folder_.file("hangs"), OpenMode::kCreate);
     std::promise<std::exception_ptr> ended;
     file->write(kMiB, absent_.all(), [&](std::exception_ptr error) { ended.set_value(std::move(error)); });
-    const Error error = testing::error_of([&] { std::rethrow_exception(ended.get_future().get()); });
-    EXPECT_EQ(error.code(), ErrorCode::kIo);
-    EXPECT_THAT(error.what(), HasSubstr("hangs: write at offset 1048576: expected 1048576 bytes"));
-    EXPECT_THAT(error.what(), HasSubstr("the device hangs"));
+    expect_error(ErrorCode::kIo,
+                 {"hangs: write at offset 1048576: expected 1048576 bytes", "the device hangs"},
+                 [&] { std::rethrow_exception(ended.get_future().get()); });
   }
   service_.reset();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
@@ -96,9 +96,8 @@ TEST_P(HangTest, AReservationThatHangsIsAnError) {
     std::promise<void> ended;
     file->write(0, absent_.all(), [&](const std::exception_ptr& /*error*/) { ended.set_value(); });
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // time for the system to begin the write
-    const Error error = testing::error_of([&] { file->allocate(4 * kMiB); });
-    EXPECT_EQ(error.code(), ErrorCode::kIo);
-    EXPECT_THAT(error.what(), HasSubstr("held: reserving 4194304 bytes: no answer for 2 s"));
+    expect_error(ErrorCode::kIo, {"held: reserving 4194304 bytes: no answer for 2 s"},
+                 [&] { file->allocate(4 * kMiB); });
     ended.get_future().wait();
   }
   service_.reset();
@@ -114,15 +113,13 @@ TEST(CallWithPatience, ReturnsWhatTheCallDoes) {
 TEST(CallWithPatience, LeavesACallThatHangsBehindWithWhatItOwns) {
   const auto held = std::make_shared<int>(0);
   std::promise<void> let_go;
-  const Error error = testing::error_of([&] {
+  expect_error(ErrorCode::kIo, {"f: to be made durable: no answer for 0.08 s; the device hangs"}, [&] {
     call_with_patience(std::chrono::milliseconds(80), "f: to be made durable",
                        [held, go = let_go.get_future().share()] {
                          go.wait();
                          return 0;
                        });
   });
-  EXPECT_EQ(error.code(), ErrorCode::kIo);
-  EXPECT_THAT(error.what(), HasSubstr("f: to be made durable: no answer for 0.08 s; the device hangs"));
   EXPECT_EQ(held.use_count(), 2);  // one is here, and one in the call
   let_go.set_value();
   while (held.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));

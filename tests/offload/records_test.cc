@@ -5,6 +5,7 @@
 #include "offload/test_files.h"
 #include "testing.h"
 #include "tests/offload/support.h"
+#include "thrown.h"
 
 namespace sluice::offload::records_test {
 
@@ -117,10 +118,8 @@ TEST(RecordStoreTest, ARecordMayHaveBlocksOfItsOwnSize) {
   RecordStore store(memory_files(2), ledger);
   const RecordId usual = store.define("usual", 2 * kBlock, Purpose::kParameter);
   const RecordId own = store.define("own", kBytes, Purpose::kOptimizerState, kOwn);
-  EXPECT_EQ(error_of([&] { store.define("r", 0, Purpose::kParameter, 1000); }).code(),
-            ErrorCode::kInvalidArgument);
-  EXPECT_EQ(error_of([&] { store.define("r", 0, Purpose::kParameter, 0); }).code(),
-            ErrorCode::kInvalidArgument);
+  expect_error(ErrorCode::kInvalidArgument, {}, [&] { store.define("r", 0, Purpose::kParameter, 1000); });
+  expect_error(ErrorCode::kInvalidArgument, {}, [&] { store.define("r", 0, Purpose::kParameter, 0); });
   store.allocate();
   Buffer first(2 * kBlock), data(kBytes), newer(kBytes), back(kBytes);
   fill(first.all(), 1), fill(data.all(), 2), fill(newer.all(), 3);
@@ -131,9 +130,8 @@ TEST(RecordStoreTest, ARecordMayHaveBlocksOfItsOwnSize) {
   EXPECT_TRUE(equal(back.part(0, kOwn), data.part(0, kOwn)));
   EXPECT_TRUE(equal(back.part(kOwn, kOwn), newer.part(kOwn, kOwn)));
   EXPECT_TRUE(equal(back.part(2 * kOwn, kBytes - 2 * kOwn), data.part(2 * kOwn, kBytes - 2 * kOwn)));
-  EXPECT_EQ(error_of([&] { get(store, own, kBlock, back.part(0, kOwn)); }).code(),
-            ErrorCode::kInvalidArgument);
-  EXPECT_EQ(error_of([&] { get(store, own, 0, back.part(0, kBlock)); }).code(), ErrorCode::kInvalidArgument);
+  expect_error(ErrorCode::kInvalidArgument, {}, [&] { get(store, own, kBlock, back.part(0, kOwn)); });
+  expect_error(ErrorCode::kInvalidArgument, {}, [&] { get(store, own, 0, back.part(0, kBlock)); });
   get(store, usual, 0, back.part(0, 2 * kBlock));
   EXPECT_TRUE(equal(back.part(0, 2 * kBlock), first.all()));
 }
@@ -142,9 +140,9 @@ TEST_F(OneRecord, ATransferOfPartsOfBlocksIsRefused) {
   open();
   put(*store_, record_, 0, data_.all());
   const auto expect_refused = [&](std::uint64_t offset, std::span<std::byte> bytes) {
-    const Error error = error_of([&] { get(*store_, record_, offset, bytes); });
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << offset << " " << bytes.size();
-    EXPECT_THAT(error.what(), HasSubstr("layer 3 state"));
+    SCOPED_TRACE(fmt::format("{} {}", offset, bytes.size()));
+    expect_error(ErrorCode::kInvalidArgument, {"layer 3 state"},
+                 [&] { get(*store_, record_, offset, bytes); });
   };
   expect_refused(kDiskBlock, back_.part(0, kBlock));
   expect_refused(0, back_.part(0, kBlock + kDiskBlock));
@@ -152,7 +150,7 @@ TEST_F(OneRecord, ATransferOfPartsOfBlocksIsRefused) {
   expect_refused(4 * kBlock, back_.part(0, kDiskBlock));
   expect_refused(64 * kBlock, back_.part(0, kBlock));
   expect_refused(0, back_.part(8, kBlock));
-  EXPECT_EQ(error_of([&] { get(*store_, 7, 0, back_.all()); }).code(), ErrorCode::kInvalidArgument);
+  expect_error(ErrorCode::kInvalidArgument, {}, [&] { get(*store_, 7, 0, back_.all()); });
   get(*store_, record_, 0, back_.all());  // no block is still claimed
   EXPECT_TRUE(equal(back_.all(), data_.all()));
 }
@@ -160,10 +158,8 @@ TEST_F(OneRecord, ATransferOfPartsOfBlocksIsRefused) {
 TEST_F(OneRecord, ABlockThatWasNeverWrittenCannotBeRead) {
   open();
   put(*store_, record_, 0, data_.part(0, 2 * kBlock));
-  const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
-  EXPECT_EQ(error.code(), ErrorCode::kState);
-  EXPECT_THAT(error.what(),
-              AllOf(HasSubstr("layer 3 state"), HasSubstr("block 2"), HasSubstr("never written")));
+  expect_error(ErrorCode::kState, {"layer 3 state", "block 2", "never written"},
+               [&] { get(*store_, record_, 0, back_.all()); });
   get(*store_, record_, 0, back_.part(0, 2 * kBlock));
   EXPECT_TRUE(equal(back_.part(0, 2 * kBlock), data_.part(0, 2 * kBlock)));
 }
@@ -172,9 +168,8 @@ TEST_F(OneRecord, TransfersThatOverlapAreMisuse) {
   open({.delay_microseconds = 20'000});
   TransferGroup group;
   store_->write(record_, kBlock, data_.part(kBlock, 2 * kBlock), group.add());
-  const Error error = error_of([&] { put(*store_, record_, 0, data_.all()); });
-  EXPECT_EQ(error.code(), ErrorCode::kState);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("layer 3 state"), HasSubstr("block 1")));
+  expect_error(ErrorCode::kState, {"layer 3 state", "block 1"},
+               [&] { put(*store_, record_, 0, data_.all()); });
   store_->write(record_, 3 * kBlock, data_.part(3 * kBlock, kBlock),
                 group.add());  // other blocks may be written
   store_->write(record_, 0, data_.part(0, kBlock), group.add());
@@ -207,10 +202,10 @@ TEST_F(OneRecord, AFlippedBitAnywhereIsFound) {
 TEST_F(OneRecord, ReadAndWriteFlipsAreFound) {
   open({.seed = 1, .read_flip = 1});
   put(*store_, record_, 0, data_.all());
-  EXPECT_EQ(error_of([&] { get(*store_, record_, 0, back_.all()); }).code(), ErrorCode::kCorrupt);
+  expect_error(ErrorCode::kCorrupt, {}, [&] { get(*store_, record_, 0, back_.all()); });
   open({.seed = 1, .write_flip = 1});
   put(*store_, record_, 0, data_.all());
-  EXPECT_EQ(error_of([&] { get(*store_, record_, 0, back_.all()); }).code(), ErrorCode::kCorrupt);
+  expect_error(ErrorCode::kCorrupt, {}, [&] { get(*store_, record_, 0, back_.all()); });
 }
 
 // Tests of callers that check with threads of their own.
@@ -248,10 +243,9 @@ TEST_F(CheckedByTheCaller, AFlippedBitIsFoundInItsBlock) {
   for (std::size_t block = 0; block < 5; ++block) {
     read(0, kBytes);
     back_.all()[block * kBlock + 5] ^= std::byte{16};
-    const Error error = error_of([&] { store_->check(record_, 0, back_.all(), threads_); });
-    EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("swap.bin"), HasSubstr("layer 3 state"), HasSubstr("expected"),
-                                    HasSubstr(fmt::format("block {} ", block))));
+    expect_error(ErrorCode::kCorrupt,
+                 {"swap.bin", "layer 3 state", "expected", fmt::format("block {} ", block)},
+                 [&] { store_->check(record_, 0, back_.all(), threads_); });
   }
   get(*store_, record_, 0, back_.all());  // the blocks are not claimed any more
 }
@@ -260,9 +254,7 @@ TEST_F(CheckedByTheCaller, ABlockCannotBeWrittenBeforeItIsChecked) {
   open();
   write(0, data_.all());
   read(kBlock, kBlock);
-  const Error error = error_of([&] { write(0, newer_.all()); });
-  EXPECT_EQ(error.code(), ErrorCode::kState);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("layer 3 state"), HasSubstr("block 1"), HasSubstr("check()")));
+  expect_error(ErrorCode::kState, {"layer 3 state", "block 1", "check()"}, [&] { write(0, newer_.all()); });
   write(0, newer_.part(0, kBlock));  // other blocks may be written
   store_->check(record_, kBlock, back_.part(kBlock, kBlock), threads_);
   write(0, newer_.all());
@@ -276,8 +268,8 @@ TEST_F(CheckedByTheCaller, ABlockCannotBeCheckedDuringATransfer) {
   write(0, data_.all());
   TransferGroup group;
   store_->read_unchecked(record_, 0, back_.all(), group.add());
-  EXPECT_EQ(error_of([&] { store_->check(record_, kBlock, data_.part(kBlock, kBlock), threads_); }).code(),
-            ErrorCode::kState);
+  expect_error(ErrorCode::kState, {},
+               [&] { store_->check(record_, kBlock, data_.part(kBlock, kBlock), threads_); });
   group.wait();
   store_->check(record_, 0, back_.all(), threads_);
 }
@@ -313,45 +305,35 @@ TEST_F(OneRecord, ALostWriteIsStale) {
   testing::read_now(*inner_, 2 * kBlock, old.all());
   put(*store_, record_, 0, newer_.all());
   testing::write_now(*inner_, 2 * kBlock, old.all());
-  const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
-  EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("stale"), HasSubstr("generation 2"), HasSubstr("generation 3"),
-                                  HasSubstr("block 2"), HasSubstr("layer 3 state")));
+  expect_error(ErrorCode::kCorrupt, {"stale", "generation 2", "generation 3", "block 2", "layer 3 state"},
+               [&] { get(*store_, record_, 0, back_.all()); });
 }
 
 TEST_F(OneRecord, ALostFirstWriteIsFound) {
   open({.lost_write = 1});
   put(*store_, record_, 0, data_.all());
-  const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
-  EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
-  EXPECT_THAT(error.what(), HasSubstr("only zeros"));
+  expect_error(ErrorCode::kCorrupt, {"only zeros"}, [&] { get(*store_, record_, 0, back_.all()); });
 }
 
 TEST_F(OneRecord, FailuresOfTheFileAreReportedAndTheRecordCanBeWrittenAgain) {
   open({.read_error = 1});
   put(*store_, record_, 0, data_.all());
-  const Error read = error_of([&] { get(*store_, record_, 0, back_.all()); });
-  EXPECT_EQ(read.code(), ErrorCode::kIo);
-  EXPECT_THAT(read.what(),
-              AllOf(HasSubstr("layer 3 state"), HasSubstr("swap.bin"), HasSubstr(errno_text(EIO))));
+  expect_error(ErrorCode::kIo, {"layer 3 state", "swap.bin", errno_text(EIO)},
+               [&] { get(*store_, record_, 0, back_.all()); });
   open({.fail_after = 2});
-  const Error write = error_of([&] { put(*store_, record_, 0, data_.all()); });
-  EXPECT_EQ(write.code(), ErrorCode::kIo);
-  EXPECT_THAT(write.what(),
-              AllOf(HasSubstr("layer 3 state"), HasSubstr("swap.bin"), HasSubstr(errno_text(ENOSPC))));
+  expect_error(ErrorCode::kIo, {"layer 3 state", "swap.bin", errno_text(ENOSPC)},
+               [&] { put(*store_, record_, 0, data_.all()); });
   EXPECT_EQ(store_->counters().bytes_written, 0u);
   open({.write_error = 1});
-  EXPECT_EQ(error_of([&] { put(*store_, record_, 0, data_.all()); }).code(), ErrorCode::kIo);
-  EXPECT_EQ(error_of([&] { put(*store_, record_, 0, data_.all()); }).code(), ErrorCode::kIo);
+  expect_error(ErrorCode::kIo, {}, [&] { put(*store_, record_, 0, data_.all()); });
+  expect_error(ErrorCode::kIo, {}, [&] { put(*store_, record_, 0, data_.all()); });
 }
 
 TEST_F(OneRecord, ATruncatedFileIsReported) {
   open();
   put(*store_, record_, 0, data_.all());
   inner_->allocate(2 * kBlock);
-  const Error error = error_of([&] { get(*store_, record_, 0, back_.all()); });
-  EXPECT_EQ(error.code(), ErrorCode::kIo);
-  EXPECT_THAT(error.what(), HasSubstr("swap.bin"));
+  expect_error(ErrorCode::kIo, {"swap.bin"}, [&] { get(*store_, record_, 0, back_.all()); });
 }
 
 // Whatever goes wrong, a read without an error must return what was written.
@@ -388,14 +370,13 @@ TEST(RecordStoreTest, CallsInTheWrongOrderAreRefused) {
   RecordStore store(memory_files(1), ledger);
   const RecordId record = store.define("early", kBlock, Purpose::kParameter);
   Buffer data(kBlock);
-  EXPECT_EQ(error_of([&] { put(store, record, 0, data.all()); }).code(), ErrorCode::kState);
-  EXPECT_EQ(error_of([&] { store.define("odd", 1000, Purpose::kParameter); }).code(),
-            ErrorCode::kInvalidArgument);
+  expect_error(ErrorCode::kState, {}, [&] { put(store, record, 0, data.all()); });
+  expect_error(ErrorCode::kInvalidArgument, {}, [&] { store.define("odd", 1000, Purpose::kParameter); });
   store.allocate();
   store.allocate();
   put(store, record, 0, data.all());
   const RecordId late = store.define("late", kBlock, Purpose::kParameter);
-  EXPECT_EQ(error_of([&] { put(store, late, 0, data.all()); }).code(), ErrorCode::kState);
+  expect_error(ErrorCode::kState, {}, [&] { put(store, late, 0, data.all()); });
   store.allocate();
   put(store, late, 0, data.all());
 }
@@ -413,8 +394,8 @@ TEST(RecordStoreTest, LaterRecordsLeaveEarlierOnesUnchanged) {
   put(store, early, 0, first.all());
   for (int attempt = 0; attempt < 2; ++attempt) {
     const RecordId large = store.define("large", 3 * kBlock, Purpose::kParameter);
-    EXPECT_EQ(error_of([&] { store.allocate(); }).code(), ErrorCode::kBudget);
-    EXPECT_EQ(error_of([&] { put(store, large, 0, first.all()); }).code(), ErrorCode::kInvalidArgument);
+    expect_error(ErrorCode::kBudget, {}, [&] { store.allocate(); });
+    expect_error(ErrorCode::kInvalidArgument, {}, [&] { put(store, large, 0, first.all()); });
     EXPECT_EQ(on_disk(), 2 * kBlock);
     EXPECT_EQ(file->size(), 2 * kBlock);
   }
@@ -455,7 +436,7 @@ TEST(RecordStoreTest, ADiskBudgetIsEnforcedBeforeSpaceIsTaken) {
   RecordStore store(borrowed(*file), ledger);
   store.define("p", kBlock, Purpose::kParameter);
   store.define("q", kBlock, Purpose::kParameter);
-  EXPECT_EQ(error_of([&] { store.allocate(); }).code(), ErrorCode::kBudget);
+  expect_error(ErrorCode::kBudget, {}, [&] { store.allocate(); });
   EXPECT_EQ(file->size(), 0u);
   EXPECT_EQ(ledger.snapshot().total[static_cast<std::size_t>(Tier::kDisk)].current, 0u);
 }

@@ -14,6 +14,7 @@
 #include "offload/disk_file.h"
 #include "testing.h"
 #include "tests/offload/support.h"
+#include "thrown.h"
 
 namespace sluice::offload::service_test {
 
@@ -49,8 +50,7 @@ TEST_P(ServiceTest, AFileThatWasCreatedIsFoundAgain) {
   EXPECT_EQ(again->size(), kMiB);
   read_now(*again, 0, back.all());
   EXPECT_TRUE(equal(data.all(), back.all()));
-  const Error error = error_of([&] { write_now(*again, 0, data.all()); });
-  EXPECT_EQ(error.code(), ErrorCode::kIo);  // it was opened for reading
+  expect_error(ErrorCode::kIo, {}, [&] { write_now(*again, 0, data.all()); });  // it was opened for reading
   fill(data.all(), 2);
   write_now(*service_->open(path, OpenMode::kReadWrite), 0, data.all());
   read_now(*again, 0, back.all());
@@ -91,11 +91,8 @@ TEST_P(ServiceTest, AFolderThatIsNotWritableIsNamed) {
 }
 
 TEST_P(ServiceTest, AFileSystemWithoutDirectIsRefusedWithWhatToDo) {
-  const Error error = error_of([&] { service_->open("/proc/version", OpenMode::kRead); });
-  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(error.what(), HasSubstr("/proc"));
-  EXPECT_THAT(error.what(), HasSubstr("O_DIRECT"));
-  EXPECT_THAT(error.what(), HasSubstr("local disk"));
+  expect_error(ErrorCode::kInvalidArgument, {"/proc", "O_DIRECT", "local disk"},
+               [&] { service_->open("/proc/version", OpenMode::kRead); });
 }
 
 TEST_P(ServiceTest, AnUnnamedFileLeavesNothingInItsFolder) {
@@ -135,13 +132,10 @@ TEST_P(ServiceTest, AllocateTakesRealSpace) {
 TEST_P(ServiceTest, AllocateBeyondTheDiskSaysWhatIsFree) {
   const std::unique_ptr<File> file = service_->open(folder_.path(), OpenMode::kUnnamed);
   file->allocate(kMiB);
-  const Error error = error_of([&] { file->allocate(free_disk_bytes(folder_.path()) + 100 * kGiB); });
-  EXPECT_EQ(error.code(), ErrorCode::kBudget);
-  EXPECT_THAT(error.what(), HasSubstr(folder_.path()));
-  EXPECT_THAT(error.what(), HasSubstr("free"));
-  EXPECT_THAT(error.what(), HasSubstr("too little"));
+  expect_error(ErrorCode::kBudget, {folder_.path(), "free", "too little"},
+               [&] { file->allocate(free_disk_bytes(folder_.path()) + 100 * kGiB); });
   EXPECT_EQ(file->size(), kMiB);
-  EXPECT_EQ(error_of([&] { file->allocate(UINT64_MAX); }).code(), ErrorCode::kInvalidArgument);
+  expect_error(ErrorCode::kInvalidArgument, {}, [&] { file->allocate(UINT64_MAX); });
 }
 
 TEST_P(ServiceTest, AFileTruncatedUnderneathIsNoticed) {
@@ -153,7 +147,7 @@ TEST_P(ServiceTest, AFileTruncatedUnderneathIsNoticed) {
   const Error error =
       error_of([&] { read_now(*file, 2 * kMiB, data.part(0, 512 * kKiB)); });  // reads one block
   EXPECT_EQ(error.code(), ErrorCode::kIo);
-  EXPECT_EQ(error_of([&] { read_now(*file, 0, data.all()); }).code(), ErrorCode::kIo);
+  expect_error(ErrorCode::kIo, {}, [&] { read_now(*file, 0, data.all()); });
   EXPECT_THAT(error.what(), HasSubstr(path));
   EXPECT_THAT(error.what(), HasSubstr("found 1000"));
   EXPECT_THAT(error.what(), HasSubstr("offset " + std::to_string(2 * kMiB)));
@@ -207,8 +201,8 @@ TEST(MakeServiceTest, OptionsThatCannotWorkAreRefused) {
   for (const IoOptions& options :
        {IoOptions{.queue_depth = 0}, IoOptions{.queue_depth = 100000}, IoOptions{.block_bytes = 0},
         IoOptions{.block_bytes = 1000}, IoOptions{.threads = 0}}) {
-    EXPECT_EQ(error_of([&] { make_thread_service(options); }).code(), ErrorCode::kInvalidArgument);
-    EXPECT_EQ(error_of([&] { make_io_service(options); }).code(), ErrorCode::kInvalidArgument);
+    expect_error(ErrorCode::kInvalidArgument, {}, [&] { make_thread_service(options); });
+    expect_error(ErrorCode::kInvalidArgument, {}, [&] { make_io_service(options); });
   }
 }
 

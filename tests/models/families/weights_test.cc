@@ -5,6 +5,7 @@
 #include "models/families/gpt2.h"
 #include "temporary_folder.h"
 #include "testing.h"
+#include "thrown.h"
 
 namespace sluice::models::weights_test {
 
@@ -54,13 +55,7 @@ class WeightsTest : public ::testing::Test {
     return out;
   }
   std::string error() {
-    try {
-      open();
-    } catch (const Error& caught) {
-      EXPECT_EQ(caught.code(), ErrorCode::kInvalidArgument) << caught.what();
-      return caught.what();
-    }
-    return "no error";
+    return message_of([&] { open(); });
   }
   void add_bias(const std::string& name = "h.0.attn.c_attn.bias") {
     maker_.add<float>(name, "F32", {2}, {5, 6});
