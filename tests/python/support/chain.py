@@ -1,6 +1,7 @@
 """A model of three layers, and loops with it, plain or wrapped."""
 
 import torch
+from support.wrapped_models import update
 from torch import nn
 
 WIDTH = 24
@@ -35,9 +36,7 @@ def plain_loop(model, optimizer, note, steps=4, loss_of=loss_of):
 
 
 def still_trains(model, optimizer):
-    loss_of(model, 0).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    update(optimizer, loss_of(model, 0))
     return True
 
 

@@ -3,6 +3,7 @@ JSON has."""
 
 import contextlib
 import copy
+import functools
 import hashlib
 import json
 import math
@@ -17,6 +18,7 @@ import torch
 import transformers
 from support import fake_gpu, families
 from support import sluice_package  # noqa: F401: skips where the library is not built
+from support.wrapped_models import on_meta
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -139,13 +141,8 @@ def broad():
     )  # fmt: skip
 
 
-def gpt2(tied=False, vocab_size=128, n_layer=4):
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            n_layer=n_layer, n_head=2, n_embd=32, vocab_size=vocab_size, n_positions=32, bos_token_id=0, eos_token_id=0, attn_pdrop=0.0,
-            embd_pdrop=0.0, resid_pdrop=0.0, tie_word_embeddings=tied,
-        )
-    )  # fmt: skip
+def gpt2(tied=False, **settings):
+    return families.FAMILIES["GPT-2"](tie_word_embeddings=tied, **settings)
 
 
 def hooked():
@@ -156,55 +153,24 @@ def hooked():
     return model
 
 
-def llama(num_hidden_layers=4):
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=num_hidden_layers, num_attention_heads=4, num_key_value_heads=2, vocab_size=128,
-            max_position_embeddings=64, tie_word_embeddings=False,
-        )
-    )  # fmt: skip
+def _of_family(name, **settings):
+    return functools.partial(families.FAMILIES[name], **settings)
 
 
-def bloom():
-    """Its blocks return tuples, and a norm follows its embedding."""
-    return transformers.BloomForCausalLM(
-        transformers.BloomConfig(
-            hidden_size=32, n_layer=4, n_head=4, vocab_size=128, tie_word_embeddings=False, hidden_dropout=0.0, attention_dropout=0.0
-        )
-    )  # fmt: skip
-
-
-def mamba():
-    """Its code reads the type of the head's weight, on each stage."""
-    return transformers.MambaForCausalLM(
-        transformers.MambaConfig(hidden_size=32, num_hidden_layers=4, vocab_size=128, state_size=4, tie_word_embeddings=False)
-    )
-
-
-def opt():
-    """A product follows its embedding, and precedes its head, which shares the table."""
-    return transformers.OPTForCausalLM(
-        transformers.OPTConfig(
-            hidden_size=32, word_embed_proj_dim=16, ffn_dim=48, num_hidden_layers=4, num_attention_heads=4, vocab_size=128,
-            max_position_embeddings=64, dropout=0.0, tie_word_embeddings=True,
-        )
-    )  # fmt: skip
-
-
-def gemma():
-    """Its embedding multiplies what it looks up, and its head, which shares the table, is the last module with parameters."""
-    return transformers.Gemma3ForCausalLM(
-        transformers.Gemma3TextConfig(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=128,
-            max_position_embeddings=64, tie_word_embeddings=True, pad_token_id=0, sliding_window=4,
-        )
-    )  # fmt: skip
-
-
-OF_TRANSFORMERS = {
+OF_TRANSFORMERS = families.FAMILIES | {
     "gpt2": gpt2, "tied": lambda: gpt2(tied=True), "broad_tied": lambda: gpt2(tied=True, vocab_size=12000), "hooked": hooked,
-    "llama": llama, "bloom": bloom, "mamba": mamba, "opt": opt, "gemma": gemma, "deep_gpt2": lambda: gpt2(n_layer=6),
-    "deep_tied": lambda: gpt2(tied=True, n_layer=6), "deep_llama": lambda: llama(6), **families.FAMILIES,
+    "deep_gpt2": lambda: gpt2(n_layer=6), "deep_tied": lambda: gpt2(tied=True, n_layer=6),
+    "llama": _of_family("Llama"), "deep_llama": _of_family("Llama", num_hidden_layers=6),
+    # Its blocks return tuples, and a norm follows its embedding.
+    "bloom": _of_family("BLOOM", tie_word_embeddings=False),
+    # Its code reads the type of the head's weight, on each stage.
+    "mamba": functools.partial(
+        families.of, "mamba", hidden_size=32, num_hidden_layers=4, state_size=4, tie_word_embeddings=False, **families.COMMON
+    ),
+    # A product follows its embedding, and precedes its head, which shares the table.
+    "opt": _of_family("OPT", word_embed_proj_dim=16, tie_word_embeddings=True, pad_token_id=1),
+    # Its embedding multiplies what it looks up, and its head, which shares the table, is the last module with parameters.
+    "gemma": _of_family("Gemma 3", tie_word_embeddings=True, pad_token_id=0),
 }  # fmt: skip
 MODELS = {
     "layers": layers, "deep": deep, "experts": experts, "broad": broad, "nested": nested, "counting": counting, "recurrent": recurrent,
@@ -494,16 +460,8 @@ def _linears(count=2):
     return [nn.Linear(8, 8) for _ in range(count)]
 
 
-def _mixtral():
-    config = transformers.MixtralConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=128, num_local_experts=2,
-        output_router_logits=True,
-    )  # fmt: skip
-    return transformers.MixtralForCausalLM(config)
-
-
 REFUSED = {
-    "mixtral": _mixtral, "fewer": lambda: _linears(1),
+    "mixtral": _of_family("Mixtral", output_router_logits=True), "fewer": lambda: _linears(1),
     "without": lambda: nn.Sequential(*_linears(1), nn.ReLU()),
     "frozen": lambda: [nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)],
     "shared": _shared, "calling": _calling, "calling_third": lambda: _calling(1) + _linears(1), "shared_of_three": lambda: _shared() + _linears(1),
@@ -703,8 +661,7 @@ def from_weights(folder, **options):
         model.save_pretrained(folder)
     expected = digests(model)
     _meet(**options)  # rank 0 has written the model then
-    with torch.device("meta"):
-        model = MODELS["llama"]()
+    model = on_meta(MODELS["llama"])
     pipe = sluice.torch.Pipeline(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=1, weights=folder, **options)
     found = digests(pipe)
     pipe.close()

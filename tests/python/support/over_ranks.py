@@ -19,7 +19,7 @@ import torch
 from support import fake_gpu
 from support.over_ranks_models import MODELS, WHOLE, units_of
 from support.user_models import image_loss
-from support.wrapped_models import readable, small_gpt2, units_of_modules, wrap
+from support.wrapped_models import on_meta, readable, small_gpt2, units_of_modules, wrap
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
@@ -314,8 +314,7 @@ def load_from_folders_that_differ(folder):
 def from_meta(name="normed", **options):
     """Wraps a model that gets its first values by its rules, of random numbers that differ. Returns whether later ones do."""
     torch.manual_seed(3 + RANK)
-    with torch.device("meta"):
-        model = MODELS[name]()
+    model = on_meta(MODELS[name])
     model, _ = wrap(model, "memory", **options)
     made = {"digest": _digest(model), "next": torch.rand(1).item()}
     sluice.torch.close(model)

@@ -2,7 +2,6 @@
 
 import re
 
-import torch
 import transformers
 from support.user_models import small_llama, small_mixtral
 from support.wrapped_models import small_gpt2, units_of_modules
@@ -34,13 +33,7 @@ class Experts(nn.Module):
 
 def wide(n_layer=3):
     """A model of many units that are partitioned."""
-    torch.manual_seed(1)
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            n_layer=n_layer, n_head=4, n_embd=256, vocab_size=512, n_positions=32, bos_token_id=0, eos_token_id=0,
-            attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
-        )
-    )  # fmt: skip
+    return small_gpt2(n_layer=n_layer, n_embd=256)
 
 
 def convolutional():

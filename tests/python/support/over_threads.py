@@ -10,6 +10,7 @@ import time
 import torch
 from support import fake_gpu, over_pipelines
 from support.over_pipelines import ON_GPU, batch_of, digests, gpt2, loss_fn, made, whole  # noqa: F401: which the process calls
+from support.wrapped_models import on_meta, update
 from torch import nn
 
 import sluice
@@ -57,9 +58,7 @@ def states(**options):
     twin, optimizer = sluice.torch.wrap(twin, sluice.AdamW(lr=1e-2), memory="4GiB", reserve="64MiB", param_groups=given, ranks=False)
     for step in range(2):
         pipe.train_step(batch_of("gpt2", step))
-        twin(**batch_of("gpt2", step), use_cache=False).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, twin(**batch_of("gpt2", step), use_cache=False).loss)
     state = pipe.optimizer.state_dict()
     same = _same_states(optimizer.state_dict(), state)
     second = _pipe(other, micro_batches=1, param_groups=[{"params": [n for n, _ in other.named_parameters() if "ln" in n]}], **options)
@@ -321,8 +320,7 @@ class _InterruptsAtFirst(nn.Linear):
 
 def interrupted_at_first(**options):
     """What is left of a Pipeline that Ctrl-C ended while it was made, of the model and else; and whether the model trains then."""
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(8, 8), _InterruptsAtFirst(8, 8))
+    model = on_meta(lambda: nn.Sequential(nn.Linear(8, 8), _InterruptsAtFirst(8, 8)))
     threads, left = threading.active_count(), None
     try:
         _pipe(model, **options)

@@ -16,14 +16,25 @@ TERMS = 0.1  # the size of the terms, which may cancel, in sums of small models'
 torch.set_num_threads(2)
 
 
-def small_gpt2(seed=1):
+def small_gpt2(seed=1, n_layer=3, n_embd=128):
     torch.manual_seed(seed)
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            n_layer=3, n_head=4, n_embd=128, vocab_size=512, n_positions=32, bos_token_id=0, eos_token_id=0,
-            attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
-        )
+    config = transformers.GPT2Config(
+        n_layer=n_layer, n_head=4, n_embd=n_embd, vocab_size=512, n_positions=32, bos_token_id=0, eos_token_id=0,
+        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
     )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def on_meta(make):
+    with torch.device("meta"):
+        return make()
+
+
+def update(optimizer, loss):
+    """What a user's loop does with a loss."""
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def tokens(step, rows=2):

@@ -7,7 +7,7 @@ import torch
 from support.chain import Chain, loss_of
 from support.user_models import SHOWN
 from support.wrapped_models import (
-    language_loss, outcome, same, same_values, small_gpt2, tokens, train, units_of_modules, values_of, wrap,
+    language_loss, outcome, same, same_values, small_gpt2, tokens, train, units_of_modules, update, values_of, wrap,
 )  # fmt: skip
 
 import sluice
@@ -50,9 +50,7 @@ def scheduled(model, optimizer, note):
         loss = language_loss(model, step)
         if step:
             scheduler.step()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss)
         note(loss)
 
 
@@ -187,9 +185,7 @@ def test_what_is_read_after_a_step_is_what_the_step_made():
     model, optimizer = at_once(Chain(), "disk", units=units_of_modules(Chain()), held_units=2)
     for step in range(30):
         before = values_of(model)
-        loss_of(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss_of(model, step))
         read = values_of(model)
         assert same_values(read, values_of(model))
         assert not any(torch.equal(read[name], before[name]) for name in before)

@@ -12,7 +12,7 @@ import transformers
 from support import fake_gpu
 from support.chain import Chain, loss_of
 from support.processes import run_python
-from support.wrapped_models import language_loss, same_values, small_gpt2, tokens, train, values_of
+from support.wrapped_models import language_loss, on_meta, same_values, small_gpt2, tokens, train, update, values_of
 from torch.utils.checkpoint import checkpoint
 
 import sluice
@@ -59,9 +59,7 @@ def many(count):
 
 def step(model, optimizer, count, seed=0):
     loss = model(rows(count, seed)).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    update(optimizer, loss)
     return loss.item()
 
 
@@ -73,8 +71,7 @@ def wrapped(memory, make=Wide, optimizer=None, **options):
 
 def everything(reserve, make=Wide):
     """The budget in which everything is in memory, with so much for PyTorch."""
-    with torch.device("meta"):
-        model = make()
+    model = on_meta(make)
     return sluice.torch.plan(model, sluice.AdamW(lr=1e-3), memory="16GiB", reserve=reserve)["predicted_peak"]
 
 
@@ -206,9 +203,7 @@ def test_calls_before_one_backward_are_added():
         losses.append(model(rows(64, seed)).square().mean())
         needs.append(plan_of(model)["pytorch"]["reserve"])
     assert needs[0] + 32 * MIB < needs[1]
-    sum(losses).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    update(optimizer, sum(losses))
     plain = Wide()
     sum(plain(rows(64, seed)).square().mean() for seed in range(2)).backward()
     other = torch.optim.AdamW(plain.parameters(), lr=1e-3)
@@ -245,9 +240,7 @@ def test_gradients_are_in_the_way_of_another_plan():
     with pytest.raises(sluice.BudgetError, match=r"not begun.*there are gradients"):
         model(rows(256))
     assert all(p.grad.square().sum() == square for p, square in zip(model.parameters(), before, strict=True))
-    model(rows(16)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    update(optimizer, model(rows(16)).square().mean())
     step(model, optimizer, 256)
 
 

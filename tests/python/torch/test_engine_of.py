@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.chain import Chain, loss_of
-from support.wrapped_models import units_of_modules, values_of, wrap
+from support.wrapped_models import units_of_modules, update, values_of, wrap
 
 import sluice
 import sluice.torch
@@ -52,9 +52,7 @@ def test_what_hooks_and_optimizer_do_is_refused_and_the_model_goes_on(options):
 @pytest.mark.parametrize("place", ["memory", "disk"])
 def test_values_that_are_set_by_hand_are_the_models(place):
     model, optimizer = wrap(Chain(), place, units=units_of_modules(Chain()), held_units=2)
-    loss_of(model, 0).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    update(optimizer, loss_of(model, 0))
     before = values_of(model)
     old = loss_of(model, 1)
     engine = sluice.torch.engine_of(model)

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 from support import fake_gpu
-from support.wrapped_models import values_of
+from support.wrapped_models import update, values_of
 
 import sluice
 import sluice.torch
@@ -43,9 +43,7 @@ def train(model, loss_of, steps=3):
         losses = []
         for step in range(steps):
             loss = loss_of(made, step)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer, loss)
             losses.append(loss.item())
         results.append((losses, values_of(made)))
     (plain, values), (own, own_values) = results
@@ -246,9 +244,7 @@ def test_what_a_model_holds_of_others_stays_as_it_is():
     wrapped, optimizer = sluice.torch.wrap(OfOthers(), sluice.AdamW(), memory="4GiB")
     for step in range(3):
         wrapped.queue.put(step)
-        wrapped(x(step)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, wrapped(x(step)).sum())
         wrapped.queue.join()
     wrapped.queue.put(None)
     assert SEEN == [0, 1, 2] and dict.items(wrapped.made) == {"tanh": torch.nn.Tanh}.items()

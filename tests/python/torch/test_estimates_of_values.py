@@ -67,18 +67,27 @@ def test_what_is_chosen_by_values_is_estimated(choose):
     assert all(map(torch.equal, given, kept))
 
 
-@fake_gpu.cpu_alone("on a GPU calls are not estimated")
-@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
-def test_a_wrapped_model_chooses_as_a_plain_one(choose):
+def check_losses(make, losses_of):
+    """Checks that a wrapped model has those of a plain one: its calls' estimates change nothing."""
     losses = []
     for is_wrapped in (False, True):
         torch.manual_seed(1)
-        model = Chooses(choose).train()
+        model = make()
         if is_wrapped:
             model, _ = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), memory="2GiB")
-        losses.append([model(*batch(chosen)).item() for chosen in (8, 40)])
-        assert model.seen == 2
+        torch.manual_seed(2)
+        losses.append([loss.item() for loss in losses_of(model.train())])
     assert losses[0] == losses[1]
+
+
+@fake_gpu.cpu_alone("on a GPU calls are not estimated")
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
+def test_a_wrapped_model_chooses_as_a_plain_one(choose):
+    def losses(model):
+        yield from (model(*batch(chosen)) for chosen in (8, 40))
+        assert model.seen == 2
+
+    check_losses(lambda: Chooses(choose), losses)
 
 
 def test_what_a_call_writes_to_an_argument_is_not_written_by_its_estimate():
@@ -247,15 +256,7 @@ class Listens(torch.nn.Module):
 @fake_gpu.cpu_alone("on a GPU calls are not estimated")
 def test_a_loss_over_lengths_and_layers_left_out_by_chance_are_estimated():
     x, targets = torch.randn(20, 3, WIDTH), torch.randint(1, WIDTH, (3, 6))
-    losses = []
-    for is_wrapped in (False, True):
-        torch.manual_seed(1)
-        model = Listens().train()
-        if is_wrapped:
-            model, _ = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), memory="2GiB")
-        torch.manual_seed(2)
-        losses.append(model(x, targets, torch.tensor([6, 2, 4]))["loss"].item())
-    assert losses[0] == losses[1]
+    check_losses(Listens, lambda model: [model(x, targets, torch.tensor([6, 2, 4]))["loss"]])
     short, long = (estimate(Listens().train(), (x, targets, torch.full((3,), n)), True).peak for n in (1, 6))
     assert long > short
 
@@ -285,13 +286,5 @@ def longformer():
 @fake_gpu.cpu_alone("on a GPU calls are not estimated")
 @pytest.mark.parametrize("make", [llava, longformer])
 def test_models_that_the_guide_names_need_no_reserve(make):
-    losses = []
-    for is_wrapped in (False, True):
-        torch.manual_seed(1)
-        model, given = make()
-        if is_wrapped:
-            model, _ = sluice.torch.wrap(model, sluice.AdamW(lr=1e-3), memory="2GiB")
-        model.train()
-        torch.manual_seed(2)
-        losses.append(model(**given).loss.item())
-    assert losses[0] == losses[1]
+    _, given = make()
+    check_losses(lambda: make()[0], lambda model: [model(**given).loss])

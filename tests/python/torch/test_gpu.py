@@ -5,7 +5,7 @@ import pytest
 import torch
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, check_twin, least, loss_of, trained
-from support.wrapped_models import language_loss, same, small_gpt2, units_of_modules, wrap
+from support.wrapped_models import language_loss, on_meta, same, small_gpt2, units_of_modules, wrap
 
 import sluice
 import sluice.torch
@@ -145,8 +145,7 @@ def test_parameters_may_be_of_a_class_of_their_own():
 
 def test_a_model_on_the_meta_device_gets_first_values_on_the_gpu():
     with fake_gpu.shared():
-        with torch.device("meta"):
-            model = torch.nn.Sequential(torch.nn.Linear(8, 30), torch.nn.LayerNorm(30), torch.nn.Linear(30, 4))
+        model = on_meta(lambda: torch.nn.Sequential(torch.nn.Linear(8, 30), torch.nn.LayerNorm(30), torch.nn.Linear(30, 4)))
         torch.manual_seed(7)
         model, _ = wrap(model, "disk", device="cuda", **GPU)
         torch.manual_seed(7)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from support import fake_gpu
 from support.gpu_models import GPU, check_twin
-from support.wrapped_models import same, units_of_modules, wrap
+from support.wrapped_models import same, units_of_modules, update, wrap
 
 import sluice
 import sluice.torch
@@ -130,9 +130,7 @@ def test_what_is_not_written_keeps_its_masters():
     def stepped(edits):
         model, optimizer = wrap(layers(4, 8).bfloat16(), "memory", units=None, **GPU)
         for step in range(2):
-            model(drawn(step, 5, 4).bfloat16()).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer, model(drawn(step, 5, 4).bfloat16()).square().mean())
         if edits:
             with torch.no_grad(), sluice.torch.full_parameters(model):
                 model[4].bias.copy_(torch.full((8,), -0.0))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of
-from support.wrapped_models import same, units_of_modules, wrap
+from support.wrapped_models import on_meta, same, units_of_modules, update, wrap
 
 import sluice
 import sluice.torch
@@ -35,13 +35,8 @@ def test_what_is_missing_is_said():
         refused(sluice.InvalidArgumentError, ["updates is 'tpu'", "'gpu' or 'cpu'"], updates="tpu", **GPU)
         refused(sluice.BudgetError, ["fake GPU", "state less"], device_memory="2GiB", reserve="1MiB")
         refused(sluice.BudgetError, ["short by", "device_memory="], device_memory="2MiB", reserve="1KiB")
-
-        def on_meta():
-            with torch.device("meta"):
-                return torch.nn.Linear(4, 4)
-
         with pytest.raises(sluice.InvalidArgumentError, match="say which GPU"):
-            wrap(on_meta(), "memory", **GPU)
+            wrap(torch.nn.Linear(4, 4, device="meta"), "memory", **GPU)
 
 
 class Placed:
@@ -142,8 +137,7 @@ def test_states_are_copies(disk, tmp_path):
 
 def test_a_state_without_room_is_refused():
     with fake_gpu.shared(memory=2 << 30):
-        with torch.device("meta"):
-            model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(16)])
+        model = on_meta(lambda: torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(16)]))
         given = {"place": "device", "device": "cuda", **GPU, "device_memory": "2GiB"}
         needed = sluice.torch.plan(model, sluice.SGD(lr=0.1), memory="6GiB", **given)["predicted_peak"]
         model, _ = wrap(model, optimizer=sluice.SGD(lr=0.1), disk=None, memory=needed + (32 << 20), **given)
@@ -161,9 +155,7 @@ def test_a_graph_of_cuda_may_be_captured_within_a_unit_alone():
     with fake_gpu.shared():
         torch.manual_seed(5)
         model, optimizer = wrap(Layers(), "memory", units=units_of_modules(Layers()), held_units=3, **GPU)
-        loss_of(model, 0).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss_of(model, 0))
         with torch.no_grad():
             expected = loss_of(model, 1)
         with fake_gpu.capturing(), pytest.raises(sluice.StateError, match=r"unit '\w+' is acquired while .* captured into a graph"):
@@ -230,9 +222,7 @@ def test_a_model_ends_while_another_one_of_its_gpu_has_work_queued():
         made = [wrap(Layers(), "memory", device_facts=fake_gpu.FACTS, updates="gpu", **GPU) for _ in range(2)]
         for step in range(2):
             for model, optimizer in made:
-                loss_of(model, step).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                update(optimizer, loss_of(model, step))
         (first, _), (second, optimizer) = made
         sluice.torch.close(first, values=False)
         assert fake_gpu.take_misuses() == [], "the other one's work does not use what goes"
@@ -294,9 +284,7 @@ def test_a_model_that_nobody_has_any_more_gives_its_memory_back_at_one_collectio
     with fake_gpu.shared():
         model, optimizer = wrap(Layers(), "memory", device_facts=fake_gpu.FACTS, **GPU)
         for step in range(2):
-            loss_of(model, step).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer, loss_of(model, step))
         del model, optimizer
         gc.collect()
         assert fake_gpu.alive() == []

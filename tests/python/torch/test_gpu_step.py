@@ -11,7 +11,7 @@ import pytest
 import torch
 from support import fake_gpu
 from support.gpu_models import GPU, Layers, loss_of
-from support.wrapped_models import units_of_modules, wrap
+from support.wrapped_models import units_of_modules, update, wrap
 
 import sluice
 import sluice.torch
@@ -142,9 +142,7 @@ def test_a_plan_tells_how_long_each_phase_of_wrapping_took(place):
 
 def train(model, optimizer, steps):
     for step in steps:
-        loss_of(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, loss_of(model, step))
 
 
 @pytest.mark.parametrize("in_backward", [False, True])

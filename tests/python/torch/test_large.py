@@ -7,7 +7,7 @@ import torch
 import transformers
 from support import fake_gpu
 from support.processes import measures_the_process, run_big
-from support.wrapped_models import language_loss, plain_optimizer, same_values, small_gpt2, train, values_of
+from support.wrapped_models import language_loss, on_meta, plain_optimizer, same_values, small_gpt2, train, update, values_of
 
 import sluice
 import sluice.torch
@@ -69,8 +69,7 @@ def test_a_folder_without_what_the_model_needs(tmp_path):
 
 @HOST
 def test_the_plan_says_what_pytorch_takes_without_taking_it():
-    with torch.device("meta"):
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2))
+    model = on_meta(lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2)))
     ids = torch.zeros(4, 256, dtype=torch.long)
     adamw = sluice.AdamW()
     one = {"input_ids": ids[:1], "labels": ids[:1]}
@@ -101,9 +100,7 @@ def big_activations(taken):
     batch = torch.ones(rows, 512)
 
     def step(wrapped, optimizer):
-        wrapped(batch).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, wrapped(batch).square().mean())
 
     return model, batch, step
 

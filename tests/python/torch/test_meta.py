@@ -6,20 +6,14 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from support.wrapped_models import language_loss, readable, same_values, small_gpt2, train, units_of_modules, values_of, wrap
+from support.wrapped_models import language_loss, on_meta, readable, same_values, small_gpt2, train, units_of_modules, values_of, wrap
 
 import sluice
 import sluice.torch
 
 
-def on_meta(make):
-    with torch.device("meta"):
-        return make()
-
-
 def test_a_model_on_the_meta_device_gets_its_first_values():
-    with torch.device("meta"):
-        model = transformers.GPT2LMHeadModel(small_gpt2().config)
+    model = on_meta(lambda: transformers.GPT2LMHeadModel(small_gpt2().config))
     torch.manual_seed(3)
     model, optimizer = wrap(model, "disk")
     assert model.lm_head.weight is model.transformer.wte.weight
@@ -36,8 +30,7 @@ def test_modules_without_a_way_to_begin_are_named():
             super().__init__()
             self.factor = torch.nn.Parameter(torch.ones(3))
 
-    with torch.device("meta"):
-        model = torch.nn.Sequential(torch.nn.Linear(3, 3), Scale())
+    model = on_meta(lambda: torch.nn.Sequential(torch.nn.Linear(3, 3), Scale()))
     with pytest.raises(sluice.InvalidArgumentError, match=r"'1' \(Scale\).*reset_parameters"):
         wrap(model, "memory")
 

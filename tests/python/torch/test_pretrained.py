@@ -9,7 +9,7 @@ import torch
 import transformers as t
 from safetensors.torch import load_file, save_file
 from support import fake_gpu
-from support.wrapped_models import values_of
+from support.wrapped_models import on_meta, values_of
 
 import sluice
 import sluice.torch
@@ -101,8 +101,7 @@ def test_a_folder_gives_what_transformers_gives(make, options, change, tmp_path)
     same_model(made, expected)
     sluice.torch.close(made)
 
-    with torch.device("meta"):
-        model = type(expected)._from_config(expected.config, dtype=options.get("dtype", expected.dtype))
+    model = on_meta(lambda: type(expected)._from_config(expected.config, dtype=options.get("dtype", expected.dtype)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sluice.torch.wrap(model, weights=tmp_path, **given)
@@ -131,8 +130,7 @@ def test_what_the_files_lack_is_told(tmp_path):
     with pytest.raises(sluice.NotFoundError, match=r"'bert.pooler.*and 3 more.*'cls.predictions.*give the folder to wrap"):
         given = fake_gpu.placed(True, memory="4GiB")
         sluice.torch.from_pretrained(tmp_path, model_class=t.BertForSequenceClassification, **given)
-    with torch.device("meta"):
-        model = t.BertForSequenceClassification(plain.config)
+    model = on_meta(lambda: t.BertForSequenceClassification(plain.config))
     with pytest.warns(UserWarning, match="'bert.pooler.*first values by the model's own rules; 'cls.predictions"):
         sluice.torch.wrap(model, **fake_gpu.placed(True, memory="4GiB", weights=tmp_path))
     found = values_of(model.bert)
@@ -153,8 +151,7 @@ def test_a_tied_parameter_that_the_files_have_twice(tmp_path):
     match = r"'model.embed_tokens.weight' and 'lm_head.weight' are one parameter.*different values.*tie_word_embeddings to false"
     with pytest.raises(sluice.InvalidArgumentError, match=match):
         sluice.torch.from_pretrained(tmp_path, **given)
-    with torch.device("meta"):
-        model = t.LlamaForCausalLM(llama(True))
+    model = on_meta(lambda: t.LlamaForCausalLM(llama(True)))
     with pytest.raises(sluice.InvalidArgumentError, match=match):
         sluice.torch.wrap(model, **fake_gpu.placed(True, memory="4GiB", weights=tmp_path))
     llama(False).save_pretrained(tmp_path)
@@ -179,8 +176,7 @@ def test_tensors_that_are_left_over_are_told(tmp_path):
     with pytest.warns(UserWarning, match=r"has more than the model: all is found; 'model.layers.2.*and 8 more.*none of the model's"):
         made, _ = sluice.torch.from_pretrained(tmp_path, **fake_gpu.placed(True, memory="4GiB"))
     same_model(made, t.LlamaForCausalLM.from_pretrained(tmp_path))
-    with torch.device("meta"):
-        model = t.LlamaModel(llama(False, layers=3))
+    model = on_meta(lambda: t.LlamaModel(llama(False, layers=3)))
     with pytest.warns(UserWarning, match="has more than the model.*'lm_head.weight' is there"):
         sluice.torch.wrap(model, **fake_gpu.placed(True, memory="4GiB", weights=tmp_path))
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from support.chain import Chain, Keeping, loss_of, plain_loop
-from support.wrapped_models import check_as_plain, plain_optimizer, same_values, train, units_of_modules, values_of, wrap
+from support.wrapped_models import check_as_plain, on_meta, plain_optimizer, same_values, train, units_of_modules, values_of, wrap
 from torch.utils.checkpoint import checkpoint
 
 import sluice
@@ -121,8 +121,7 @@ class WithNone(Chain):
 
 def test_parameters_without_elements_stay_as_they_are():
     check_as_plain(WithNone, plain_loop, units=None)
-    with torch.device("meta"):
-        model = WithNone()
+    model = on_meta(WithNone)
     wrap(model, "disk")
     assert loss_of(model, 0).isfinite() and not any(p.is_meta for p in model.parameters())
     with pytest.raises(sluice.InvalidArgumentError, match="no parameters with elements"):
