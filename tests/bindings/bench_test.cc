@@ -61,7 +61,7 @@ TEST_F(BenchTest, CopiesToAGpuAreComparedWithOneCopy) {
   if (!std::filesystem::exists(folder / "libsluice_cuda.so"))
     GTEST_SKIP() << "Sluice was built without CUDA's header cuda.h";
   {
-    const Variable driver("SLUICE_CUDA_DRIVER", (folder / "libsluice_fake_cuda.so").c_str());
+    const Variable driver("SLUICE_CUDA_DRIVER", folder / "libsluice_fake_cuda.so");
     const Json report = measured({"link", "--size", "32MiB"});
     expect_report(report, "link", 9);
     EXPECT_EQ(report.at("settings").at("gpu"), "fake GPU");
@@ -143,7 +143,7 @@ TEST_F(BenchTest, AnInterruptLeavesNoFiles) {
        folder_ / "disk:512MiB", "--place-state", "disk", "--seconds", "60"}};
   std::filesystem::create_directories(folder_ / "disk");
   std::filesystem::create_directories(folder_ / "tmp");
-  ::setenv("TMPDIR", (folder_ / "tmp").c_str(), 1);
+  const Variable temporary("TMPDIR", folder_ / "tmp");
   for (const auto& words : benches) {
     SluiceProcess process(words);
     std::this_thread::sleep_for(
@@ -157,12 +157,11 @@ TEST_F(BenchTest, AnInterruptLeavesNoFiles) {
     for (const auto& entry : std::filesystem::directory_iterator(folder_ / "tmp"))
       EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("bench"))) << process.error();
   }
-  ::unsetenv("TMPDIR");
 }
 
 TEST_F(BenchTest, AnInterruptWhileTokensAreWrittenLeavesNone) {
   std::filesystem::create_directories(folder_ / "tmp");
-  ::setenv("TMPDIR", (folder_ / "tmp").c_str(), 1);
+  const Variable temporary("TMPDIR", folder_ / "tmp");
   const auto tokens = [&] {
     std::size_t count = 0;
     for (const auto& entry : std::filesystem::directory_iterator(folder_ / "tmp"))
@@ -177,7 +176,6 @@ TEST_F(BenchTest, AnInterruptWhileTokensAreWrittenLeavesNone) {
   process.wait();
   EXPECT_EQ(tokens(), 0u);
   EXPECT_THAT(process.error(), HasSubstr("stopped by Ctrl-C"));
-  ::unsetenv("TMPDIR");
 }
 
 TEST_F(BenchTest, BadInputIsRefused) {

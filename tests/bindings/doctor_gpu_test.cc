@@ -61,22 +61,18 @@ TEST_F(DoctorGpuTest, CardsThatCannotBeUsedHaveARemedy) {
   EXPECT_THAT(remedy({.is_busy = true}, "GPU 0"), HasSubstr("busy"));
   EXPECT_THAT(remedy({.driver = 12080}, "GPU"), HasSubstr("580 or later"));
   EXPECT_THAT(remedy({.devices = 0}, "GPU"), HasSubstr("CUDA_VISIBLE_DEVICES"));
-  const std::string before = std::getenv("SLUICE_CUDA_DRIVER");
-  ::setenv("SLUICE_CUDA_DRIVER", "/nowhere/libcuda.so.1", 1);
+  const Variable elsewhere("SLUICE_CUDA_DRIVER", "/nowhere/libcuda.so.1");
   EXPECT_THAT(remedy({}, "GPU"), HasSubstr("/nowhere/libcuda.so.1"));
-  ::setenv("SLUICE_CUDA_DRIVER", before.c_str(), 1);
 }
 
 // A machine of this kind runs CI.
 TEST_F(DoctorGpuTest, WithoutASignOfAGpuNothingIsMissing) {
-  const std::string before = std::getenv("SLUICE_CUDA_DRIVER");
-  ::unsetenv("SLUICE_CUDA_DRIVER");
+  const Variable none("SLUICE_CUDA_DRIVER", std::nullopt);
   for (const Finding& finding : gpu_findings())
     if (finding.name == "GPU" && finding.value.at("count").is_null() && finding.value.at("devices").empty()) {
       EXPECT_EQ(finding.remedy, "");
       EXPECT_THAT(finding.text, HasSubstr("Sluice computes on the CPU"));
     }
-  ::setenv("SLUICE_CUDA_DRIVER", before.c_str(), 1);
 }
 
 }  // namespace sluice::cli::doctor_gpu_test

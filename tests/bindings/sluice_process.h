@@ -4,40 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <iterator>
-#include <sstream>
-#include <string>
-#include <vector>
 
 #include "temporary_folder.h"
+#include "testing.h"
+#include "variable.h"
 
 namespace sluice::cli {
-
-// Sets a variable of the environment for processes that are started while it lives.
-class Variable {
- public:
-  Variable(const char* name, const char* value)
-      : name_(name), was_set_(std::getenv(name) != nullptr), before_(was_set_ ? std::getenv(name) : "") {
-    ::setenv(name, value, 1);
-  }
-  ~Variable() {
-    if (was_set_)
-      ::setenv(name_, before_.c_str(), 1);
-    else
-      ::unsetenv(name_);
-  }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* const name_;
-  const bool was_set_;
-  const std::string before_;
-};
 
 inline std::string file_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -4,39 +4,33 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <deque>
 #include <iostream>
 
 #include "comm/worlds.h"
 #include "testing.h"
 #include "thrown.h"
+#include "variable.h"
 
 // What is particular to MPI and its launchers.
 namespace sluice::comm {
 namespace mpi_test {
 
-using Variables = std::vector<std::pair<const char*, const char*>>;
+using Variables = std::map<std::string, std::string>;
 
-// Sets variables, and unsets all others that launchers set.
+// Sets variables of launchers, and unsets all others of them.
 class Launched {
  public:
   explicit Launched(const Variables& variables) {
     for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
                              "PMIX_RANK", "PMIX_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}) {
-      if (const char* value = std::getenv(name)) before_.emplace_back(name, value);
-      ::unsetenv(name);
+      const auto given = variables.find(name);
+      all_.emplace_back(name, given == variables.end() ? std::nullopt : std::optional(given->second));
     }
-    for (const auto& [name, value] : variables) ::setenv(name, value, 1), set_.push_back(name);
   }
-  ~Launched() {
-    for (const char* name : set_) ::unsetenv(name);
-    for (const auto& [name, value] : before_) ::setenv(name, value.c_str(), 1);
-  }
-  Launched(const Launched&) = delete;
-  Launched& operator=(const Launched&) = delete;
 
  private:
-  std::vector<std::pair<const char*, std::string>> before_;
-  std::vector<const char*> set_;
+  std::deque<Variable> all_;
 };
 
 TEST(MpiLauncher, IsFoundByItsVariables) {

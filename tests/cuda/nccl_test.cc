@@ -1,15 +1,11 @@
 #include "comm/nccl.h"
 
-#include <gmock/gmock.h>
-
-#include <cstdlib>
-#include <functional>
 #include <future>
-#include <thread>
 
 #include "comm/worlds.h"
 #include "cuda/gpu.h"
 #include "thrown.h"
+#include "variable.h"
 
 // Messages between the GPUs of ranks. On a real GPU there is one rank, since NCCL refuses two on one.
 namespace sluice::comm {
@@ -17,18 +13,6 @@ namespace nccl_test {
 
 constexpr std::uint64_t kCall = 7;
 constexpr std::size_t kPlace = std::size_t{2} << 20;
-
-// The variable names the library while this object lives.
-class Named {
- public:
-  explicit Named(const char* path) : before_(std::getenv("SLUICE_NCCL")) { ::setenv("SLUICE_NCCL", path, 1); }
-  ~Named() { ::setenv("SLUICE_NCCL", before_.c_str(), 1); }
-  Named(const Named&) = delete;
-  Named& operator=(const Named&) = delete;
-
- private:
-  const std::string before_;
-};
 
 struct Joined {
   Communicator& communicator;
@@ -151,10 +135,10 @@ TEST_F(NcclTest, AllRanksHearWhyOneCannotJoin) {
   fake()->begin({.devices = 3, .nccl = 21903});
   expect_problem("is NCCL 2.19.3, and 2.20.0 or later is needed");
   {
-    const Named named("/nowhere/libnccl.so.2");
+    const Variable named("SLUICE_NCCL", "/nowhere/libnccl.so.2");
     expect_problem("/nowhere/libnccl.so.2: cannot open shared object file");
   }
-  const Named named("libm.so.6");
+  const Variable named("SLUICE_NCCL", "libm.so.6");
   expect_problem("libm.so.6 has no function ncclGetVersion");
 }
 

@@ -3,25 +3,12 @@
 
 #include "cuda/gpu.h"
 #include "thrown.h"
+#include "variable.h"
 
 // How a device is opened, and refused.
 namespace sluice::opening_test {
 
 using OpeningTest = GpuTest;
-
-// Names another driver for as long as it lives.
-class DriverAt {
- public:
-  explicit DriverAt(const std::string& path) : before_(std::getenv("SLUICE_CUDA_DRIVER")) {
-    ::setenv("SLUICE_CUDA_DRIVER", path.c_str(), 1);
-  }
-  ~DriverAt() { ::setenv("SLUICE_CUDA_DRIVER", before_.c_str(), 1); }
-  DriverAt(const DriverAt&) = delete;
-  DriverAt& operator=(const DriverAt&) = delete;
-
- private:
-  std::string before_;
-};
 
 TEST_F(OpeningTest, SaysWhatTheDeviceIs) {
   const auto device = open_device(0);
@@ -56,7 +43,7 @@ TEST_F(OpeningTest, DevicesAreCounted) {
 
 TEST_F(OpeningTest, MissingDriversAreNamedWithTheRemedy) {
   (void)fake();
-  const DriverAt elsewhere("/nowhere/libcuda.so.1");
+  const Variable elsewhere("SLUICE_CUDA_DRIVER", "/nowhere/libcuda.so.1");
   expect_error(ErrorCode::kNotFound, {"/nowhere/libcuda.so.1", "580", "without a GPU"},
                [] { open_device(0); });
 }

@@ -11,6 +11,7 @@
 #include "core/text_file.h"
 #include "offload/support.h"
 #include "testing.h"
+#include "variable.h"
 
 // Takes the system's place: with what flock() fails in these tests; 0: it does what it is asked.
 static std::atomic<int> flock_fails_with = 0;
@@ -30,12 +31,8 @@ class DiskCacheTest : public ::testing::Test {
   void SetUp() override {
     if (!folder_.found()) GTEST_SKIP() << kNoDirectFolder;
     cache_ = folder_.file("cache");
-    ::setenv("XDG_CACHE_HOME", cache_.c_str(), 1);
-    ::unsetenv("SLUICE_MEASURE_DISK");
-  }
-  void TearDown() override {
-    ::unsetenv("XDG_CACHE_HOME");
-    ::unsetenv("SLUICE_MEASURE_DISK");
+    cached_in_.emplace("XDG_CACHE_HOME", cache_);
+    as_usual_.emplace("SLUICE_MEASURE_DISK", std::nullopt);
   }
   // Returns the path of the one entry, once something is kept.
   std::string entry() const {
@@ -69,6 +66,7 @@ class DiskCacheTest : public ::testing::Test {
   }
   DirectFolder folder_;
   std::string cache_;
+  std::optional<Variable> cached_in_, as_usual_;
   int measured_ = 0;
   bool disturbed_ = false;
 };
@@ -191,10 +189,10 @@ TEST_F(DiskCacheTest, RoundsThatVaryCountAsDisturbed) {
 
 TEST_F(DiskCacheTest, TheEnvironmentCanAskForANewMeasurement) {
   know();
-  ::setenv("SLUICE_MEASURE_DISK", "0", 1);
+  const Variable no("SLUICE_MEASURE_DISK", "0");
   know();
   EXPECT_EQ(measured_, 1);
-  ::setenv("SLUICE_MEASURE_DISK", "1", 1);
+  const Variable yes("SLUICE_MEASURE_DISK", "1");
   know();
   EXPECT_EQ(measured_, 2);
 }
@@ -207,13 +205,10 @@ TEST_F(DiskCacheTest, EveryRunMeasuresWhereNothingCanBeKept) {
   std::string why;
   EXPECT_FALSE(keep_disk(folder_.path(), known_of(1), &why));
   EXPECT_FALSE(why.empty());
-  ::setenv("XDG_CACHE_HOME", "relative", 1);  // the standard says to ignore relative paths
-  const char* home = std::getenv("HOME");
-  const std::string before = home == nullptr ? "" : home;
-  ::unsetenv("HOME");
+  // The standard says to ignore relative paths.
+  const Variable relative("XDG_CACHE_HOME", "relative"), none("HOME", std::nullopt);
   EXPECT_FALSE(keep_disk(folder_.path(), known_of(1), &why));
   EXPECT_FALSE(kept_disk(folder_.path()));
-  ::setenv("HOME", before.c_str(), 1);
 }
 
 TEST_F(DiskCacheTest, AShortMeasurementIsNotKept) {
