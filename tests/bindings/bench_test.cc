@@ -33,9 +33,7 @@ class BenchTest : public ::testing::Test {
   }
   static void expect_refused(std::vector<std::string> words, int status, const std::string& part) {
     words.insert(words.begin(), "bench");
-    const Outcome outcome = run_sluice(words);
-    EXPECT_EQ(outcome.status, status) << outcome.error;
-    EXPECT_THAT(outcome.error, HasSubstr(part));
+    expect_refusal(words, status, {part});
   }
   TemporaryFolder folder_;
 };

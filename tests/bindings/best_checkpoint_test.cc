@@ -58,9 +58,7 @@ TEST_F(BestCheckpointTest, WithoutValidationTheNewestStay) {
   EXPECT_THAT(steps("plain"), ElementsAre(10));
   EXPECT_EQ(inspected("plain").at("best"), Json());
   EXPECT_THAT(outcome.out, HasSubstr("; --keep removed step-00000008\n"));
-  const Outcome refused = run_sluice({"generate", "--checkpoint", folder_ / "plain", "--best"});
-  EXPECT_EQ(refused.status, 2);
-  EXPECT_THAT(refused.error, HasSubstr("with a validation loss"));
+  expect_refusal({"generate", "--checkpoint", folder_ / "plain", "--best"}, 2, {"with a validation loss"});
 }
 
 TEST_F(BestCheckpointTest, TheBestStaysBesideTheNewestAlsoOverAResume) {

@@ -54,8 +54,7 @@ class LaunchedRanksTest : public RanksTest {
 };
 
 TEST_F(LaunchedRanksTest, HaveTheBitsOfRanksThatTheFirstOneStarts) {
-  const Outcome outcome = run_sluice(words("own", 3, 3, "--stage 3"));
-  ASSERT_EQ(outcome.status, 0) << outcome.error;
+  succeed(words("own", 3, 3, "--stage 3"));
   const auto run = launch(3, words("launched", 0, 3, "--stage 3"));
   ASSERT_EQ(run->wait(), 0) << run->output();
   EXPECT_EQ(losses("launched").size(), 3u);
@@ -85,9 +84,7 @@ TEST_F(LaunchedRanksTest, AreAsManyAsTheLauncherSays) {
 // Variables of another launcher than the MPI library knows: each process would believe that it is alone.
 TEST_F(LaunchedRanksTest, AreThoseThatMpiFinds) {
   const Variable rank("PMI_RANK", "0"), ranks("PMI_SIZE", "2");
-  const Outcome outcome = run_sluice(words("found", 0, 3));
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_THAT(outcome.error, HasSubstr("mpiexec has started 2 ranks, of which MPI finds 1"));
+  expect_refusal(words("found", 0, 3), 2, {"mpiexec has started 2 ranks, of which MPI finds 1"});
 }
 
 TEST_F(LaunchedRanksTest, TrainAloneWhereTheyAreAskedTo) {
@@ -138,10 +135,8 @@ TEST(Launcher, NeedsThePluginOfMpi) {
   std::filesystem::copy_file(library, folder / "libsluice.so");
   const Variable found_first("LD_LIBRARY_PATH", folder.path().c_str());
   const Variable rank("OMPI_COMM_WORLD_RANK", "1"), ranks("OMPI_COMM_WORLD_SIZE", "2");
-  const Outcome outcome = run_sluice({"train", "--model", "tiny", "--data", "x.txt"});
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_THAT(outcome.error, HasSubstr("mpirun has started this process as rank 1 of several"));
-  EXPECT_THAT(outcome.error, HasSubstr("openmpi-bin"));
+  expect_refusal({"train", "--model", "tiny", "--data", "x.txt"}, 2,
+                 {"mpirun has started this process as rank 1 of several", "openmpi-bin"});
 }
 
 }  // namespace sluice::cli::launched_ranks_test

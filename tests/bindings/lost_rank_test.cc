@@ -53,8 +53,7 @@ TEST_F(LostRankTest, IsNamedWithItsStageOfAPipeline) {
   EXPECT_EQ(run.wait(), 1);
   EXPECT_THAT(run.error(), HasSubstr("; rank 1 is pipeline stage 2 of 3; the last checkpoint stands: "));
   EXPECT_FALSE(state_of(others[0]));
-  const Outcome verified = run_sluice({"inspect", "--verify", folder_ / "run"});
-  EXPECT_EQ(verified.status, 0) << verified.error << verified.out;
+  succeed({"inspect", "--verify", folder_ / "run"});
 }
 
 TEST_F(LostRankTest, IsNamedWithItsStageBeforeTheFirstStep) {
@@ -114,15 +113,13 @@ TEST_F(LostRankTest, InASaveLeavesTheCheckpointBefore) {
     ASSERT_TRUE(ends_within(run.pid(), std::chrono::seconds(20)));
     for (const pid_t other : others) ASSERT_TRUE(ends_within(other, std::chrono::seconds(20)));
     EXPECT_THAT(run.error(), HasSubstr("rank " + std::to_string(killed)));
-    const Outcome verified = run_sluice({"inspect", "--verify", folder_ / name});
-    EXPECT_EQ(verified.status, 0) << verified.error << verified.out;
+    succeed({"inspect", "--verify", folder_ / name});
     std::string last;
     for (const auto& entry : std::filesystem::directory_iterator(folder_ / name))
       last = std::max(last, entry.path().filename().string());
     ASSERT_TRUE(last.starts_with("step-"));
     const int steps = std::stoi(last.substr(5)) + 1;
-    const Outcome resumed = run_sluice(words(name, 2, steps, "--stage 3 --save-every 1 --resume"));
-    EXPECT_EQ(resumed.status, 0) << resumed.error;
+    succeed(words(name, 2, steps, "--stage 3 --save-every 1 --resume"));
     EXPECT_FALSE(is_saving());  // what was left is removed
   }
 }

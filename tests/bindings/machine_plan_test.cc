@@ -25,14 +25,11 @@ class MachinePlan : public ::testing::Test {
 };
 
 TEST_F(MachinePlan, NeedsNothingOfThatMachineHere) {
-  const Outcome text = run_sluice({"plan", "--model", "llama-8b", "--seq", "128", "--machine", machine_});
-  EXPECT_EQ(text.status, 0) << text.error;
-  EXPECT_THAT(text.out, AllOf(StartsWith("for the machine of " + machine_), HasSubstr("s predicted"),
-                              HasSubstr("not known of the machine: attention of f32")));
-  const Outcome json = run_sluice({"plan", "--model", "llama-8b", "--seq", "128", "--machine", machine_,
-                                   "--memory", "8GiB", "--disk", "/not/here:70TiB", "--json"});
-  EXPECT_EQ(json.status, 0) << json.error;
-  const Json plan = Json::parse(json.out);
+  const std::string text = succeed({"plan", "--model", "llama-8b", "--seq", "128", "--machine", machine_});
+  EXPECT_THAT(text, AllOf(StartsWith("for the machine of " + machine_), HasSubstr("s predicted"),
+                          HasSubstr("not known of the machine: attention of f32")));
+  const Json plan = Json::parse(succeed({"plan", "--model", "llama-8b", "--seq", "128", "--machine", machine_,
+                                         "--memory", "8GiB", "--disk", "/not/here:70TiB", "--json"}));
   EXPECT_EQ(plan["machine"]["file"], machine_);
   EXPECT_EQ(plan["budget"]["memory"], 8 * kGiB);
   EXPECT_EQ(plan["budget"]["disk"], 70 * 1024 * kGiB);
@@ -41,12 +38,9 @@ TEST_F(MachinePlan, NeedsNothingOfThatMachineHere) {
 // What ranks hold to talk to each other depends on which of them share memory.
 TEST_F(MachinePlan, CountsTheLinksOfRanksByTheirHosts) {
   const auto plan = [&](int ranks, int hosts) {
-    const Outcome outcome =
-        run_sluice({"plan", "--model", "tiny", "--seq", "32", "--stage", "0", "--machine", machine_,
-                    "--threads", "1", "--accumulate", std::to_string(ranks), "--ranks", std::to_string(ranks),
-                    "--hosts", std::to_string(hosts), "--json"});
-    EXPECT_EQ(outcome.status, 0) << outcome.error;
-    return Json::parse(outcome.out);
+    return Json::parse(succeed({"plan", "--model", "tiny", "--seq", "32", "--stage", "0", "--machine",
+                                machine_, "--threads", "1", "--accumulate", std::to_string(ranks), "--ranks",
+                                std::to_string(ranks), "--hosts", std::to_string(hosts), "--json"}));
   };
   const auto links = [&](int ranks, int hosts) {
     return plan(ranks, hosts).at("bytes").at("host").at("base").get<std::uint64_t>();
@@ -68,9 +62,7 @@ TEST_F(MachinePlan, HostsShareRanks) {
   const auto refused = [&](const Words& more, const char* part) {
     Words words = {"plan", "--model", "tiny", "--machine", machine_};
     words.insert(words.end(), more.begin(), more.end());
-    const Outcome outcome = run_sluice(words);
-    EXPECT_EQ(outcome.status, 2) << outcome.out;
-    EXPECT_THAT(outcome.error, HasSubstr(part));
+    expect_refusal(words, 2, {part});
   };
   refused({"--hosts", "4"}, "--hosts 4: say with --ranks how many ranks they share");
   refused({"--hosts", "4", "--ranks", "1"}, "--hosts 4: 1 ranks cannot be shared evenly");
@@ -112,10 +104,9 @@ TEST_F(MachinePlan, MayHaveInstructionsForBf16ThatThisCpuLacks) {
       << R"({"version": 2, "cores": {"usable": 8}, "memory": {"usable": "48GiB", "bandwidth": 5e10},
       "bf16_products": true, "products": [{"type": "f32", "m": 1024, "n": 768, "k": 768, "flops": 2e11},
       {"type": "bf16", "m": 1024, "n": 768, "k": 768, "flops": 9e11}]})";
-  const Outcome plan =
-      run_sluice({"plan", "--model", "gpt2-124m", "--dtype", "bf16", "--machine", machine_, "--seq", "128"});
-  EXPECT_EQ(plan.status, 0) << plan.error;
-  EXPECT_THAT(plan.out,
+  const std::string plan =
+      succeed({"plan", "--model", "gpt2-124m", "--dtype", "bf16", "--machine", machine_, "--seq", "128"});
+  EXPECT_THAT(plan,
               HasSubstr("what the matrix library takes there for products of bf16, which counts as here"));
 }
 
@@ -123,9 +114,7 @@ TEST_F(MachinePlan, NeedsNoData) {
   const auto plan = [&](const Words& more) {
     Words words = {"plan", "--model", "tiny", "--memory", "300MiB", "--threads", "1", "--json"};
     words.insert(words.end(), more.begin(), more.end());
-    const Outcome outcome = run_sluice(words);
-    EXPECT_EQ(outcome.status, 0) << outcome.error;
-    return Json::parse(outcome.out);
+    return Json::parse(succeed(words));
   };
   const Json without = plan({}), with = plan({"--data", text_});
   for (const char* purpose : {"parameter", "optimizer state"})
@@ -136,9 +125,7 @@ TEST_F(MachinePlan, AWrongFileIsRefused) {
   const Words plan = {"plan", "--model", "tiny", "--machine"};
   const auto refused = [](Words words, const Words& more, const std::string& part) {
     words.insert(words.end(), more.begin(), more.end());
-    const Outcome outcome = run_sluice(words);
-    EXPECT_EQ(outcome.status, 2) << outcome.error;
-    EXPECT_THAT(outcome.error, HasSubstr(part));
+    expect_refusal(words, 2, {part});
   };
   refused(plan, {folder_ / "none.json"}, "none.json");
   refused(plan, {folder_.path()}, "is not a file");
@@ -158,9 +145,8 @@ TEST_F(MachinePlan, ReadsWhatDoctorWrites) {
   EXPECT_EQ(doctor.status, 0) << doctor.error;
   EXPECT_THAT(doctor.out, HasSubstr("loops run on scalar"));
   std::ofstream(folder_ / "this.json") << doctor.out;
-  const Outcome plan = run_sluice({"plan", "--model", "tiny", "--machine", folder_ / "this.json"});
-  EXPECT_EQ(plan.status, 0) << plan.error;
-  EXPECT_THAT(plan.out, ::testing::Not(HasSubstr("not known")));
+  const std::string plan = succeed({"plan", "--model", "tiny", "--machine", folder_ / "this.json"});
+  EXPECT_THAT(plan, ::testing::Not(HasSubstr("not known")));
 }
 
 // Both must agree to the byte, although the processes differ in size.

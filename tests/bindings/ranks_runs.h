@@ -79,16 +79,11 @@ class RanksTest : public ::testing::Test {
   std::string on_disk() const {
     return " --place-parameters disk --place-gradients disk --place-state disk --disk " + (folder_ / "disk");
   }
-  static void expect_done(const Outcome& outcome) {
-    ASSERT_EQ(outcome.status, 0) << outcome.error << outcome.out;
-  }
   // What the program plans for a run.
   static Json planned(std::vector<std::string> run) {
     run[0] = "plan";
     run.push_back("--json");
-    const Outcome outcome = run_sluice(run);
-    EXPECT_EQ(outcome.status, 0) << outcome.error;
-    return Json::parse(outcome.out);
+    return Json::parse(succeed(run));
   }
   struct Refused {
     int ranks;

@@ -84,6 +84,23 @@ inline Outcome run_sluice(const std::vector<std::string>& words) {
   return {status, process.out(), process.error()};
 }
 
+inline void expect_done(const Outcome& outcome) {
+  EXPECT_EQ(outcome.status, 0) << outcome.error << outcome.out;
+}
+// Runs `sluice`, which must succeed. Returns what it printed.
+inline std::string succeed(const std::vector<std::string>& words) {
+  const Outcome outcome = run_sluice(words);
+  expect_done(outcome);
+  return outcome.out;
+}
+// Runs `sluice`, which must end with this status and an error with these parts.
+inline void expect_refusal(const std::vector<std::string>& words, int status,
+                           const std::vector<std::string>& parts) {
+  const Outcome outcome = run_sluice(words);
+  EXPECT_EQ(outcome.status, status) << outcome.error << outcome.out;
+  for (const std::string& part : parts) EXPECT_THAT(outcome.error, HasSubstr(part));
+}
+
 // The words of a line, which are apart by spaces.
 inline std::vector<std::string> words_of(const std::string& line) {
   std::istringstream stream(line);

@@ -16,10 +16,9 @@ TEST_F(TensorRunTest, MoveAndTakeWhatTheirPlansSay) {
                                                      {2, "sequence=2", "256", "8"}}) {
     SCOPED_TRACE(axes);
     const std::string run = axes;
-    expect_done(
-        run_sluice(words(run, ranks, 2,
-                         fmt::format("--model tiny --seq {} --accumulate {} --stage 0 --mesh {} --profile {}",
-                                     seq, accumulate, axes, folder_ / (run + ".html")))));
+    succeed(words(run, ranks, 2,
+                  fmt::format("--model tiny --seq {} --accumulate {} --stage 0 --mesh {} --profile {}", seq,
+                              accumulate, axes, folder_ / (run + ".html"))));
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string name = rank == 0 ? run : run + ".rank" + std::to_string(rank);
       const Json plan = profile_of(folder_ / (name + ".html")).at("plan"), last = rows(name).back();
@@ -71,7 +70,7 @@ TEST_F(TensorRunTest, AgreeWithUnevenPiecesInAnyMemory) {
 // Beside rounding (models/model/tensor_test.cc), nothing depends on where bytes live.
 TEST_F(TensorRunTest, HaveTheSameBitsWithPartsOfSequencesWhereverTheBytesLive) {
   const auto trained = [&](const std::string& name, const Partition& partition) {
-    expect_done(run_sluice(placed(name, partition, 2)));
+    succeed(placed(name, partition, 2));
   };
   const std::string flags =
       "--model tiny-llama --seq 256 --accumulate 4 --mesh sequence=2,tensor=2 --optimizer adamw --dtype bf16 "
@@ -84,7 +83,7 @@ TEST_F(TensorRunTest, HaveTheSameBitsWithPartsOfSequencesWhereverTheBytesLive) {
 
 TEST_F(TensorRunTest, HaveTheirWaitsInTheTrace) {
   const std::string trace = folder_ / "trace.json";
-  expect_done(run_sluice(words("run", 2, 1, "--mesh tensor=2 --trace " + trace)));
+  succeed(words("run", 2, 1, "--mesh tensor=2 --trace " + trace));
   const Json file = parse_json(file_text(trace), trace);
   std::map<int, std::string> processes;
   std::set<std::string> waits;
