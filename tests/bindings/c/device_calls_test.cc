@@ -6,19 +6,8 @@
 // Each call of the C ABI on an engine, while its caller captures the stream on which it computes.
 namespace sluice_c_test::device_calls_test {
 
-class DeviceCallsTest : public FakeGpuTest {
+class DeviceCallsTest : public FakeGpuEngineTest {
  protected:
-  void SetUp() override {
-    if (!has_kernels()) GTEST_SKIP() << "the GPU's kernels are not built, since nvcc is not installed";
-    FakeGpuTest::SetUp();
-    fake_cuda::Settings settings;
-    settings.schedule = fake_cuda::Schedule::kLate;
-    settings.shares_memory = true;
-    fake().begin(settings);
-  }
-  void TearDown() override {
-    if (has_kernels()) FakeGpuTest::TearDown();
-  }
   sluice_status while_captured(const std::function<sluice_status()>& call) {
     fake().capture_default(true);
     const sluice_status status = call();
@@ -61,11 +50,9 @@ void write_zeros(const std::string& path) {
 }
 
 TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
-  Choice setup;
-  setup.place = "memory";
-  setup.device_memory = uint64_t{128} << 20;
-  setup.trace_events = 16;
-  const EngineHandle made = make_engine(setup, folder_.path());
+  fake().begin({.schedule = fake_cuda::Schedule::kLate, .shares_memory = true});
+  const EngineHandle made = make_engine(
+      {.place = "memory", .trace_events = 16, .device_memory = uint64_t{128} << 20}, folder_.path());
   sluice_engine* const engine = made.get();
   set_start_values(engine);
   train(engine, SLUICE_F32, 1);

@@ -11,42 +11,13 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-class DeviceTest : public FakeGpuTest {
- protected:
-  void SetUp() override {
-    if (!has_kernels()) GTEST_SKIP() << "the GPU's kernels are not built, since nvcc is not installed";
-    FakeGpuTest::SetUp();
-  }
-  void TearDown() override {
-    if (has_kernels()) FakeGpuTest::TearDown();
-  }
-  static Choice choice(const char* place, sluice_dtype dtype) {
-    Choice setup{.place = place, .dtype = dtype};
-    return setup;
-  }
-};
-
-// The caller's own work is the CPU's.
-class SharedDeviceTest : public DeviceTest {
- protected:
-  void share(fake_cuda::Schedule schedule, uint64_t seed) {
-    fake_cuda::Settings settings;
-    settings.schedule = schedule;
-    settings.seed = seed;
-    settings.shares_memory = true;
-    fake().begin(settings);
-  }
-};
+using DeviceTest = FakeGpuEngineTest;
 
 // What is stated is not measured, and what is measured can be stated.
-TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
-  fake_cuda::Settings settings;
-  settings.shares_memory = true;
-  settings.context_memory = 10 * kMiB, settings.module_memory = 2 * kMiB;
-  settings.memory = 1024 * kMiB;
-  fake().begin(settings);
-  Choice setup = choice("memory", SLUICE_F32);
-  setup.device_memory = 128 * kMiB;
+TEST_F(DeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
+  fake().begin(
+      {.memory = 1024 * kMiB, .context_memory = 10 * kMiB, .module_memory = 2 * kMiB, .shares_memory = true});
+  const Choice setup{.place = "memory", .device_memory = 128 * kMiB};
   const ModelHandle model = make_model();
   sluice_engine_options options = options_of(setup, nullptr);
   options.device_reserved = 4 * kMiB;
@@ -101,11 +72,9 @@ TEST_F(SharedDeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
 }
 
 // What the caller has measured of its computing makes the predicted step.
-TEST_F(SharedDeviceTest, AStepIsPredictedByWhatComputingTakes) {
-  share(fake_cuda::Schedule::kEarly, 0);
-  Choice setup = choice("device", SLUICE_F32);
-  setup.device_memory = 128 * kMiB;
-  const EngineHandle engine = make_engine(setup, folder_.path());
+TEST_F(DeviceTest, AStepIsPredictedByWhatComputingTakes) {
+  fake().begin({.shares_memory = true});
+  const EngineHandle engine = make_engine({.place = "device", .device_memory = 128 * kMiB}, folder_.path());
   char* text = nullptr;
   ASSERT_OK(sluice_engine_predict(engine.get(), 100, &text));
   const Json step = Json::parse(taken(text)).at("step");
@@ -115,8 +84,8 @@ TEST_F(SharedDeviceTest, AStepIsPredictedByWhatComputingTakes) {
   EXPECT_EQ(sluice_engine_predict(engine.get(), -1, &text), SLUICE_INVALID_ARGUMENT);
 }
 
-TEST_F(SharedDeviceTest, OnTheCpuReportsHaveNone) {
-  const EngineHandle engine = make_engine(choice("memory", SLUICE_F32), "");
+TEST_F(DeviceTest, OnTheCpuReportsHaveNone) {
+  const EngineHandle engine = make_engine({.place = "memory"}, "");
   char* text = const_cast<char*>("");
   ASSERT_OK(sluice_engine_device(engine.get(), &text));
   EXPECT_EQ(text, nullptr);
@@ -192,7 +161,7 @@ Values pulled_to_zero(const Choice& setup, sluice_engine* engine, const Look& lo
 }
 
 TEST_F(DeviceTest, TheSameBitsOnTheCallersStreamInAnyOrderOfTheGpu) {
-  Choice setup = choice("memory", SLUICE_BF16);
+  Choice setup{.place = "memory", .dtype = SLUICE_BF16};
   std::vector<std::byte> expected_bytes;
   const Values expected = [&] {
     const EngineHandle engine = make_engine(setup, "");

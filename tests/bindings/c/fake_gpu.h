@@ -1,11 +1,6 @@
 #pragma once
 #include <dlfcn.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <stdexcept>
-#include <string>
-
 #include "tests/bindings/c/support.h"
 #include "tests/cuda/fake/control.h"
 
@@ -46,6 +41,18 @@ class FakeGpuTest : public ::testing::Test {
     ::unsetenv("SLUICE_CUDA_DRIVER");
   }
   Folder folder_;
+};
+
+// Tests of engines there, which need the GPU's kernels.
+class FakeGpuEngineTest : public FakeGpuTest {
+ protected:
+  void SetUp() override {
+    if (!has_kernels()) GTEST_SKIP() << "the GPU's kernels are not built, since nvcc is not installed";
+    FakeGpuTest::SetUp();
+  }
+  void TearDown() override {
+    if (has_kernels()) FakeGpuTest::TearDown();
+  }
 };
 
 }  // namespace sluice_c_test

@@ -150,16 +150,6 @@ TEST_P(LocalRanksTest, LoadWhatOthersSaved) {
   }
 }
 
-using State = std::map<std::pair<uint32_t, uint32_t>, std::vector<float>>;  // by parameter and array
-
-int collect(void* context, uint32_t parameter, uint32_t array, uint64_t first, const float* values,
-            uint64_t elements) {
-  auto& into = (*static_cast<State*>(context))[{parameter, array}];
-  if (into.size() != first) return 1;
-  into.insert(into.end(), values, values + elements);
-  return 0;
-}
-
 TEST_P(LocalRanksTest, StateIsReadByRank0Alone) {
   Choice choice;
   choice.place = "disk";
@@ -170,11 +160,11 @@ TEST_P(LocalRanksTest, StateIsReadByRank0Alone) {
       train_as(engine.get(), rank, 1);
       alone.clear();
       for (uint32_t unit = 0; unit < kUnits && rank == 0; ++unit)
-        ASSERT_OK(sluice_engine_get_state_alone(engine.get(), unit, collect, &alone));
+        ASSERT_OK(sluice_engine_get_state_alone(engine.get(), unit, collect_state, &alone));
     }
     ASSERT_OK(sluice_ranks_barrier(ranks, "rank 0 has the state"));
     for (uint32_t unit = 0; unit < kUnits; ++unit)
-      ASSERT_OK(sluice_engine_get_state(engine.get(), unit, collect, &together));
+      ASSERT_OK(sluice_engine_get_state(engine.get(), unit, collect_state, &together));
     EXPECT_TRUE(alone == together);
     EXPECT_EQ(alone.empty(), rank > 0);
     ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));
@@ -191,12 +181,12 @@ TEST_P(LocalRanksTest, StateIsNotReadInPartAfterValuesWereSet) {
     ASSERT_OK(sluice_ranks_barrier(ranks, "rank 1 has set values"));
     State state;
     if (rank == 0) {
-      expect_error(sluice_engine_get_state_alone(engine.get(), 1, collect, &state), SLUICE_STATE,
+      expect_error(sluice_engine_get_state_alone(engine.get(), 1, collect_state, &state), SLUICE_STATE,
                    {"rank 1", "'unit.1' were set or edited there"});
       ASSERT_OK(sluice_engine_set_values(engine.get(), 1, start_values, nullptr));
     }
     state.clear();
-    EXPECT_OK(sluice_engine_get_state_alone(engine.get(), 1, collect, &state));
+    EXPECT_OK(sluice_engine_get_state_alone(engine.get(), 1, collect_state, &state));
     EXPECT_EQ(state.size(), rank == 0 ? 4u : 0u);
     train_as(engine.get(), rank, 1);
     ASSERT_OK(sluice_ranks_barrier(ranks, "the end"));

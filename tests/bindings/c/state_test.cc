@@ -3,15 +3,6 @@
 // Tests of optimizer state that the caller reads and writes.
 namespace sluice_c_test::state_test {
 
-using State = std::map<std::pair<uint32_t, uint32_t>, std::vector<float>>;  // by parameter and array
-
-int collect_state(void* context, uint32_t parameter, uint32_t array, uint64_t first, const float* values,
-                  uint64_t elements) {
-  auto& into = (*static_cast<State*>(context))[{parameter, array}];
-  if (into.size() != first) return 1;
-  into.insert(into.end(), values, values + elements);
-  return 0;
-}
 int give_state(void* context, uint32_t parameter, uint32_t array, uint64_t first, float* values,
                uint64_t elements) {
   const auto& from = static_cast<State*>(context)->at({parameter, array});
@@ -32,13 +23,12 @@ class StateTest : public ::testing::TestWithParam<Kind> {
  protected:
   EngineHandle fresh() {
     const Kind& kind = GetParam();
-    Choice setup;
-    setup.place = kind.place;
-    setup.optimizer = kind.optimizer;
-    setup.dtype = kind.dtype;
-    setup.no_master = kind.no_master;
-    setup.state = kind.state;
-    EngineHandle engine = make_engine(setup, folder_.path());
+    EngineHandle engine = make_engine({.place = kind.place,
+                                       .dtype = kind.dtype,
+                                       .optimizer = kind.optimizer,
+                                       .no_master = kind.no_master,
+                                       .state = kind.state},
+                                      folder_.path());
     set_start_values(engine.get());
     return engine;
   }

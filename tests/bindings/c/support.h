@@ -261,6 +261,14 @@ inline int collect(void* context, uint32_t parameter, uint64_t first, const floa
   into.insert(into.end(), values, values + elements);
   return 0;
 }
+using State = std::map<std::pair<uint32_t, uint32_t>, std::vector<float>>;  // by parameter and array
+inline int collect_state(void* context, uint32_t parameter, uint32_t array, uint64_t first,
+                         const float* values, uint64_t elements) {
+  auto& into = (*static_cast<State*>(context))[{parameter, array}];
+  if (into.size() != first) return 1;
+  into.insert(into.end(), values, values + elements);
+  return 0;
+}
 inline Values values_of(sluice_engine* engine) {
   Values values(parameters().size());
   for (uint32_t unit = 0; unit < kUnits; ++unit)
