@@ -22,14 +22,9 @@ struct OnDisk {
   OnDisk(const OnDisk&) = delete;
   OnDisk& operator=(const OnDisk&) = delete;
 
-  static std::vector<std::unique_ptr<offload::File>> files() {
-    std::vector<std::unique_ptr<offload::File>> files;
-    files.push_back(offload::make_memory_file("disk"));
-    return files;
-  }
   const std::unique_ptr<Device> device = open_device(0);
   allocator::Ledger ledger;
-  offload::RecordStore store{files(), ledger};
+  offload::RecordStore store{offload::alone(offload::make_memory_file("disk")), ledger};
   DeviceWork work{*device};
   DeviceDisk disk{ledger, work, store};
   const std::unique_ptr<Backing> record = disk.make({.name = "record", .bytes = kBytes});

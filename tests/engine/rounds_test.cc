@@ -40,9 +40,7 @@ Ran run(const Profile& profile, const optim::Optimizer& optimizer, const PlanReq
   Threads threads(2);
   const auto library = kernels::load_matrix_library(2);
   allocator::Ledger ledger;
-  std::vector<std::unique_ptr<offload::File>> files;
-  files.push_back(offload::make_memory_file("disk"));
-  offload::RecordStore disk(std::move(files), ledger);
+  offload::RecordStore disk(offload::alone(offload::make_memory_file("disk")), ledger);
   ScheduledEngine engine(profile, ran.plan, optimizer, {threads, ledger, &disk, nullptr, library.get()});
   engine.load(0, toy::start_values());
   toy::Trainer trainer(profile, ran.plan, engine);

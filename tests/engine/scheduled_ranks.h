@@ -107,13 +107,6 @@ inline Plan agreed_plan(comm::Communicator& communicator, const Profile& profile
   return plan;
 }
 
-inline std::vector<std::unique_ptr<offload::File>> faulty(offload::File& file,
-                                                          const offload::Faults& faults) {
-  std::vector<std::unique_ptr<offload::File>> files;
-  files.push_back(offload::make_faulty_file(file, faults));
-  return files;
-}
-
 inline void take_step(toy::Trainer& trainer, const Case& c, int step, Ran& ran) {
   StepSettings settings = toy::settings(0.01, 0.1, c.clip);
   if (!c.scales.empty()) {
@@ -142,8 +135,8 @@ inline Ran train(comm::Communicator& communicator, const Case& c, const Where& w
   Threads threads(1);
   allocator::Ledger ledger;
   const auto file = offload::make_memory_file("the disk");
-  const bool is_faulty = communicator.rank() == 1;
-  offload::RecordStore disk(faulty(*file, is_faulty ? where.faults : offload::Faults()), ledger);
+  const offload::Faults faults = communicator.rank() == 1 ? where.faults : offload::Faults();
+  offload::RecordStore disk(offload::alone(offload::make_faulty_file(*file, faults)), ledger);
   const auto products = kernels::load_matrix_library(1);
   Ran ran;
   {

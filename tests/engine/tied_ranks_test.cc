@@ -66,7 +66,7 @@ class Rank {
         communicator_(communicator),
         profile_(profile_of(micro_batches, setup.by_tokens)),
         plan_(make_plan(profile_, *optimizer_, {kGiB, kGiB, 0}, request(), {})),
-        disk_(files(), ledger_),
+        disk_(offload::alone(offload::make_memory_file("disk")), ledger_),
         engine(profile_, plan_, *optimizer_, {threads_, ledger_, &disk_, nullptr, nullptr, communicator}) {
     for (UnitId unit = 0; unit < profile_.units.size(); ++unit) engine.load(unit, toy::start_values());
   }
@@ -128,11 +128,6 @@ class Rank {
     request.chunk_elements = kChunkGrain;
     request.places = toy::places(setup_.place);
     return request;
-  }
-  static std::vector<std::unique_ptr<offload::File>> files() {
-    std::vector<std::unique_ptr<offload::File>> files;
-    files.push_back(offload::make_memory_file("disk"));
-    return files;
   }
 
   const Case setup_;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "offload/file.h"
 
@@ -11,6 +12,13 @@ namespace sluice::offload {
 
 // Makes a file in memory. Its transfers run at once, on the caller's thread.
 std::unique_ptr<File> make_memory_file(std::string name);
+
+// The files of a disk that has one.
+inline std::vector<std::unique_ptr<File>> alone(std::unique_ptr<File> file) {
+  std::vector<std::unique_ptr<File>> files;
+  files.push_back(std::move(file));
+  return files;
+}
 
 // What a fault-injecting file does wrong. Transfers are counted from 0, reads and writes together.
 struct Faults {

@@ -53,11 +53,6 @@ struct Rank {
     backings->allocate();
     shards.start(ledger);
   }
-  std::vector<std::unique_ptr<offload::File>> files() {
-    std::vector<std::unique_ptr<offload::File>> all;
-    all.push_back(offload::make_faulty_file(*inner, place.faults));
-    return all;
-  }
   void change(UnitId unit, float first) {
     shards.expect(unit);
     shards.take(unit, reinterpret_cast<const std::byte*>(values_of(layout, unit, first).data()));
@@ -79,7 +74,7 @@ struct Rank {
   const Place place;
   allocator::Ledger ledger;
   const std::unique_ptr<offload::File> inner = offload::make_memory_file("the disk");
-  offload::RecordStore disk{files(), ledger};
+  offload::RecordStore disk{offload::alone(offload::make_faulty_file(*inner, place.faults)), ledger};
   const std::unique_ptr<Backings> backings = make_backings(&disk);
   const Layout layout = two_units(place.elements);
   const std::unique_ptr<optim::Optimizer> optimizer = optim::make_optimizer({});

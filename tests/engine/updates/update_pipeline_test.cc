@@ -43,9 +43,7 @@ class UpdatePipelineTest : public testing::Test {
       : layout_(units_of(units)), optimizer_(optim::make_optimizer(optimizer)) {
     auto file = std::make_unique<HoldingFile>();
     file_ = file.get();
-    std::vector<std::unique_ptr<offload::File>> files;
-    files.push_back(std::move(file));
-    disk_.emplace(std::move(files), ledger_);
+    disk_.emplace(offload::alone(std::move(file)), ledger_);
     backings_ = make_backings(&*disk_);
     states_.emplace(layout_, StateFormat(layout_, *optimizer_, kElements),
                     std::vector<allocator::Tier>(units.size(), allocator::Tier::kDisk), *backings_);

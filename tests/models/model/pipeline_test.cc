@@ -83,9 +83,7 @@ Values train_on_engine(const Model& model, const Data& data, const Way& way, con
   }
   const engine::Plan plan = engine::make_plan(profile, *optimizer, {kGiB, kGiB, 0}, request, {});
   allocator::Ledger ledger;
-  std::vector<std::unique_ptr<offload::File>> files;
-  files.push_back(offload::make_memory_file("swap"));
-  offload::RecordStore records(std::move(files), ledger);
+  offload::RecordStore records(offload::alone(offload::make_memory_file("swap")), ledger);
   engine::Resources resources{threads, ledger, plan.uses_disk() ? &records : nullptr};
   resources.sections = ranks.sections;
   resources.communicator = ranks.data;
