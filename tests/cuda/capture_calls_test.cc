@@ -11,7 +11,6 @@ using CallsTest = DeviceEngineTest;
 // Clients capture on a stream of their own, which they name first.
 TEST_F(CallsTest, AStreamThatIsCapturedCannotBeNamed) {
   Case setup;
-  setup.device = 128 * kMiB;
   OnGpu gpu(setup, *device_);
   const Device::Stream captured = device_->make_stream(false);
   Capture capture(captured.get());
@@ -24,7 +23,6 @@ TEST_F(CallsTest, AStreamThatIsCapturedCannotBeNamed) {
 // before is waited for, and the capture goes on.
 TEST_F(CallsTest, AnEngineMayEndWhileTheClientCaptures) {
   Case setup;
-  setup.device = 128 * kMiB;
   const auto ends = [&](allocator::Tier place, bool switches, bool is_default) {
     SCOPED_TRACE(fmt::format("{} {} {}", name_of(place), switches, is_default));
     setup.places = {place, place, place};

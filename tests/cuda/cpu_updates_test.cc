@@ -10,7 +10,6 @@ using CpuUpdatesTest = DeviceEngineTest;
 TEST_F(CpuUpdatesTest, ItHasThemWhereTheCpuUpdates) {
   Case setup;
   const Outcome expected = train_on_cpu(setup);
-  setup.device = 128 * kMiB;
   setup.updates = kHost;
   for (const auto parameters : {kDevice, kHost, kDisk})
     for (const auto gradients : {kDevice, kHost, kDisk})
@@ -36,7 +35,6 @@ TEST_F(CpuUpdatesTest, EachOptimizerHasThemWhereTheCpuUpdates) {
     Case setup = cases[i];
     setup.steps = setup.keeps ? 4 : setup.edits ? 3 : 2;  // the last one keeps nothing
     const Outcome expected = train_on_cpu(setup);
-    setup.device = 128 * kMiB;
     const bool has_rounds = i < 2;  // it reads chunks several times, and is the CPU's in any case
     if (!has_rounds) setup.updates = kHost;
     const auto place = i % 2 == 0 ? kHost : kDevice;
@@ -50,11 +48,7 @@ TEST_F(CpuUpdatesTest, EachOptimizerHasThemWhereTheCpuUpdates) {
 // The CPU updates, with the least memory beside which the smallest unit is on the GPU, and others are on
 // disk.
 Case with_parameters_on_the_gpu_and_on_disk() {
-  Case setup;
-  setup.blocks = 5, setup.rows = 528;
-  setup.device = 128 * kMiB;
-  setup.updates = kHost;
-  setup.places = {kDisk, kHost, kHost};
+  Case setup{.places = {kDisk, kHost, kHost}, .updates = kHost, .blocks = 5, .rows = 528};
   const Plan on_disk = plan_of(setup);
   setup.device = on_disk.device_bytes, setup.memory = on_disk.peak_memory;
   setup.places = {std::nullopt, kHost, kHost};
@@ -80,9 +74,7 @@ TEST_F(CpuUpdatesTest, WhatTheDiskBringsWaitsForWhatStillGoesToTheGpu) {
 // Host memory through which state passes to the GPU is also where what the CPU updates comes from the disk.
 TEST_F(CpuUpdatesTest, StateFromTheDiskWaitsForStateThatStillGoesToTheGpu) {
   if (fake() != nullptr) begin(Schedule::kLate, 0);
-  Case setup;
-  setup.dtype = Dtype::kBf16;
-  setup.blocks = 6, setup.rows = 528;
+  Case setup{.dtype = Dtype::kBf16, .blocks = 6, .rows = 528};
   setup.rates.gpu = {Source::kMeasured, 1e9, 1e9, 2e9, 1e-15};
   setup.rates.memory_bandwidth = 1000e9;
   setup.rates.disk_read = setup.rates.disk_write = 3e9;
@@ -176,11 +168,8 @@ struct GatedThreads {
 // What the GPU updates does not wait behind what the CPU updates.
 TEST_F(CpuUpdatesTest, TheGpuGoesOnWithItsOwnMeanwhile) {
   SLUICE_NEEDS_THE_FAKE();
-  Case setup;
-  setup.blocks = 6;
-  setup.steps = 1;
+  Case setup{.blocks = 6, .steps = 1};
   const Outcome expected = train_on_cpu(setup);
-  setup.device = 128 * kMiB;
   setup.places = {kHost, kHost, kHost};
   setup.rates.gpu = {Source::kMeasured, 10e9, 10e9, 20e9, 1e-15};
   setup.rates.memory_bandwidth = 20e9;
@@ -209,11 +198,7 @@ TEST_F(CpuUpdatesTest, TheGpuGoesOnWithItsOwnMeanwhile) {
 // With updates at the step, and in backward.
 TEST_F(CpuUpdatesTest, TheCallerWaitsForTheNormAlone) {
   SLUICE_NEEDS_THE_FAKE();
-  Case setup;
-  setup.places = {kHost, kHost, kHost};
-  setup.updates = kHost;
-  setup.device = 128 * kMiB;
-  setup.steps = 6;
+  Case setup{.places = {kHost, kHost, kHost}, .updates = kHost, .steps = 6};
   for (const bool clip : {true, false}) {
     SCOPED_TRACE(clip);
     setup.clip = clip;
@@ -234,10 +219,7 @@ TEST_F(CpuUpdatesTest, TheCallerWaitsForTheNormAlone) {
 
 // What the link saves, and what both processors take, says who updates.
 TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
-  Case setup;
-  setup.places = {kHost, kHost, kHost};
-  setup.device = 128 * kMiB;
-  setup.blocks = 6;
+  Case setup{.places = {kHost, kHost, kHost}, .blocks = 6};
   const auto by_cpu = [&](double link, double memory, double gpu_update = 1e-15) {
     setup.rates.gpu = {Source::kMeasured, link, link, 2 * link, gpu_update};
     setup.rates.memory_bandwidth = memory;

@@ -1,23 +1,12 @@
 #pragma once
-#include <cmath>
-#include <cstring>
-#include <functional>
-#include <limits>
-#include <map>
-#include <memory>
-#include <numeric>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "allocator/device_memory.h"
 #include "core/bytes.h"
 #include "cuda/hands.h"
 #include "cuda/kernel_test.h"
 #include "engine/planner/planner.h"
 #include "engine/ranks/call_id.h"
+#include "engine/saved_values.h"
 #include "engine/steps/any_order_engine.h"
-#include "float_array.h"
 #include "offload/test_files.h"
 
 // A model that an engine trains on the CPU or on a GPU, by the same client. A parameter's gradient is the
@@ -29,15 +18,15 @@ inline optim::OptimizerSettings optimizer_of(const char* name, Dtype state, bool
 }
 
 struct Case {
-  optim::OptimizerSettings optimizer;
+  optim::OptimizerSettings optimizer = {};
   Dtype dtype = Dtype::kF32;
   bool clip = true;
-  std::array<std::optional<allocator::Tier>, kParts> places;  // of parameters, gradients and state
-  std::optional<allocator::Tier> updates = {};                // what updates where a GPU computes
+  std::array<std::optional<allocator::Tier>, kParts> places = {};  // of parameters, gradients and state
+  std::optional<allocator::Tier> updates = {};                     // what updates where a GPU computes
   kernels::F32Products* products = nullptr;  // null: the matrix library's, where they are needed
   Threads::Team team = nullptr;              // of the engine's threads
   std::size_t memory = kGiB;
-  std::size_t device = 0;  // the budget of a GPU's memory; 0: the CPU computes
+  std::size_t device = 128 * kMiB;  // the budget of a GPU's memory
   std::size_t blocks = 3, micro_batches = 1, prefetch = 1;
   std::size_t rows = 132;             // of a block; 132 are too many for it to be packed
   bool edits = false, keeps = false;  // the client edits parameters, and keeps gradients over steps
@@ -99,12 +88,17 @@ inline Plan plan_of(const Case& setup) {
                    request_of(setup), setup.rates);
 }
 
-using Values = std::map<std::string, std::vector<float>>;
-struct Outcome {
+// The same training where the CPU computes, with everything in memory.
+inline Case on_the_cpu(Case setup) {
+  setup.device = 0, setup.memory = kGiB;
+  setup.places = {}, setup.updates = {};
+  setup.ranks.gpus_meet = setup.ranks.by_nccl = false;
+  return setup;
+}
+
+struct Outcome : SavedValues {
   std::vector<std::byte> seen;  // the parameters as the client saw them
   std::vector<double> norms;
-  Values values, masters;
-  std::array<Values, 3> states;
   bool operator==(const Outcome&) const = default;
 };
 
@@ -117,21 +111,19 @@ inline std::unique_ptr<comm::Nccl> joined_by_nccl(comm::Communicator& communicat
 }
 
 struct Made {
-  Made(const Case& setup, Device* device, comm::Communicator* communicator = nullptr)
-      : profile(profile_of(setup)),
+  // device: null where the CPU computes.
+  Made(const Case& given, Device* device, comm::Communicator* communicator = nullptr)
+      : setup(device == nullptr ? on_the_cpu(given) : given),
+        profile(profile_of(setup)),
         optimizer(optim::make_optimizer(setup.optimizer)),
         plan(plan_of(setup)),
         threads(2, setup.team) {
     ledger.set_budget(allocator::Tier::kHost, plan.peak_memory);
     ledger.set_budget(allocator::Tier::kDevice, plan.device_bytes);
     Resources resources{threads, ledger};
-    std::vector<std::unique_ptr<offload::File>> files;
-    files.push_back(offload::make_memory_file("disk"));
-    if (setup.disk_microseconds > 0) {
-      fast_file = std::move(files[0]);
-      files[0] = offload::make_faulty_file(*fast_file, {.delay_microseconds = setup.disk_microseconds});
-    }
-    disk.emplace(std::move(files), ledger);
+    offload::Faults delay;
+    delay.delay_microseconds = setup.disk_microseconds;
+    disk.emplace(offload::alone(offload::make_faulty_file(*file, delay)), ledger);
     if (plan.uses_disk()) resources.disk = &*disk;
     resources.device = device;
     resources.communicator = communicator;
@@ -141,12 +133,13 @@ struct Made {
     resources.products = setup.products != nullptr ? setup.products : products.get();
     engine = std::make_unique<AnyOrderEngine>(profile, plan, *optimizer, resources);
   }
+  Case setup;
   Profile profile;
   std::unique_ptr<optim::Optimizer> optimizer;
   Plan plan;
   Threads threads;
   allocator::Ledger ledger;
-  std::unique_ptr<offload::File> fast_file;
+  const std::unique_ptr<offload::File> file = offload::make_memory_file("disk");
   std::optional<offload::RecordStore> disk;
   std::unique_ptr<kernels::F32Products> products;
   std::unique_ptr<comm::Nccl> nccl;
@@ -197,26 +190,8 @@ class Client {
 
   Outcome save() {
     Outcome outcome;
-    UnitSink sink;
-    const auto append = [this](Values& to, ParameterId p, std::size_t count, const auto& value) {
-      std::vector<float>& all = to[layout_.spec(p).name];
-      for (std::size_t i = 0; i < count; ++i) all.push_back(value(i));
-    };
-    sink.parameter = [&](ParameterId p, std::size_t, std::size_t count, ConstArray values) {
-      append(outcome.values, p, count, [&](std::size_t i) { return test::value_at(values, i); });
-    };
-    sink.master = [&](ParameterId p, std::size_t, std::span<const float> values) {
-      append(outcome.masters, p, values.size(), [&](std::size_t i) { return values[i]; });
-    };
-    sink.state = [&](ParameterId p, std::size_t array, std::size_t, std::size_t count, ConstArray values,
-                     const float* scales) {
-      append(outcome.states.at(array), p, count, [&](std::size_t i) {
-        if (values.type != Dtype::kU8) return test::value_at(values, i);
-        return scales[i / optim::kScaleBlock] * static_cast<const std::uint8_t*>(values.data)[i];
-      });
-    };
-    // Arrays are handed out by several threads at once, each of them to a map of its own.
-    for (UnitId unit = 0; unit < layout_.units().size(); ++unit) engine_.save(unit, sink);
+    for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
+      engine_.save(unit, sink_of(outcome, layout_));
     outcome.seen = hands_.seen();
     return outcome;
   }
@@ -328,19 +303,16 @@ inline Outcome trained(const Case& setup, Client& client) {
   client.load();
   std::vector<double> norms;
   for (int step = 0; step < setup.steps; ++step) norms.push_back(client.step(step));
-  if (setup.leaves) {
+  Outcome outcome;
+  if (setup.leaves)
     client.begin_one();
-    return {{}, norms, {}, {}, {}};
-  }
-  Outcome outcome = client.save();
+  else
+    outcome = client.save();
   outcome.norms = norms;
   return outcome;
 }
 
-inline Outcome train_on_cpu(Case setup, comm::Communicator* communicator = nullptr) {
-  setup.device = 0, setup.memory = kGiB;
-  setup.ranks.gpus_meet = setup.ranks.by_nccl = false;
-  setup.places = {};
+inline Outcome train_on_cpu(const Case& setup, comm::Communicator* communicator = nullptr) {
   Made made(setup, nullptr, communicator);
   HandsOnCpu hands;
   Client client(setup, *made.engine, hands);

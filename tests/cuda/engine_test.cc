@@ -8,7 +8,6 @@ namespace sluice::engine::twins::engine_test {
 TEST_F(DeviceEngineTest, ItHasTheBitsOfTheCpuWhereverItsPartsAre) {
   Case setup;
   const Outcome expected = train_on_cpu(setup);
-  setup.device = 128 * kMiB;
   for (const auto parameters : {kDevice, kHost, kDisk})
     for (const auto gradients : {kDevice, kHost, kDisk})
       for (const auto state : {kDevice, kHost, kDisk}) {
@@ -35,7 +34,6 @@ TEST_P(DeviceEngineOrdersTest, ItHasThemInWhateverOrderTheGpuWorks) {
   Case setup;
   setup.micro_batches = 2, setup.steps = 2;
   const Outcome expected = train_on_cpu(setup);
-  setup.device = 128 * kMiB;
   for (const std::uint64_t seed : seeds(GetParam(), kTests)) {
     SCOPED_TRACE(seed);
     const auto place = seed % 5 == 1 ? kDisk : kHost;
@@ -110,7 +108,6 @@ TEST_F(DeviceEngineTest, EachOptimizerAndTypeHasThem) {
     Case setup = cases[i];
     setup.steps = setup.keeps ? 4 : setup.edits ? 3 : 2;  // the last one keeps nothing
     const Outcome expected = train_on_cpu(setup);
-    setup.device = 128 * kMiB;
     if (fake() != nullptr) begin(Schedule::kRandom, i);
     setup.places = {kHost, kHost, kHost};
     expect_twin(setup, expected);
@@ -128,7 +125,6 @@ TEST_F(DeviceEngineTest, GradientsThatComeOnceHaveThemInTheirType) {
       setup.measures = clip;
       setup.once = true;
       const Outcome expected = train_on_cpu(setup);
-      setup.device = 128 * kMiB;
       for (const auto updates : {kDevice, kHost})
         for (const auto gradients : {kDevice, kHost, kDisk}) {
           const bool is_first = dtype == Dtype::kBf16;
@@ -149,12 +145,7 @@ TEST_F(DeviceEngineTest, GradientsThatComeOnceHaveThemInTheirType) {
 // alone.
 TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   SLUICE_NEEDS_THE_FAKE();
-  Case setup;
-  setup.places = {kHost, kHost, kHost};
-  setup.updates = kDevice;
-  setup.device = 128 * kMiB;
-  setup.blocks = 14;
-  setup.steps = 5;
+  Case setup{.places = {kHost, kHost, kHost}, .updates = kDevice, .blocks = 14, .steps = 5};
   const auto count = [](const std::vector<const char*>& functions) {
     auto calls = fake()->counts().calls;
     std::uint64_t sum = 0;
@@ -195,10 +186,7 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
 // What of them stays in frames from one micro-batch to the next one is planned as if it moved.
 TEST_F(DeviceEngineTest, GradientsThatWaitInTheHostMoveWithEachMicroBatchAsPlanned) {
   SLUICE_NEEDS_THE_FAKE();
-  Case setup;
-  setup.places = {kDevice, kHost, kDevice};
-  setup.updates = kDevice;
-  setup.device = 128 * kMiB;
+  Case setup{.places = {kDevice, kHost, kDevice}, .updates = kDevice};
   setup.ends = setup.once = true;  // the client copies what it has on the GPU
   setup.blocks = 9, setup.micro_batches = 3, setup.steps = 2;
   begin(Schedule::kRandom, 1);
@@ -228,7 +216,6 @@ TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   Case setup;
   const auto [updates, schedule] = GetParam();
   setup.updates = updates;
-  setup.device = 128 * kMiB;
   setup.places = {kHost, kHost, kHost};
   setup.blocks = 1, setup.steps = 1;
   std::map<std::string, std::uint64_t> calls;
@@ -296,7 +283,6 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
   expect_error(ErrorCode::kInvalidArgument, {"native model"}, [&] {
     planned([](Profile& profile, PlanRequest&, OptimizerSettings&) { profile.any_order = false; });
   });
-  expect_error(ErrorCode::kInvalidArgument, {"given none"}, [&] { Made(setup, nullptr); });
   setup.optimizer.name = "adafactor";
   setup.updates = kDevice;
   expect_error(ErrorCode::kInvalidArgument, {"adafactor", "adamw"}, [&] { Made(setup, device_.get()); });
@@ -307,6 +293,9 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
   setup.places = {};
   setup.optimizer = {};
   Made made(setup, device_.get());
+  expect_error(ErrorCode::kInvalidArgument, {"given none"}, [&] {
+    AnyOrderEngine(made.profile, made.plan, *made.optimizer, {made.threads, made.ledger});
+  });
   Plan other = made.plan;
   other.extent_bytes *= 2;
   for (const Plan* const plan : {&made.plan, &other})
@@ -314,7 +303,6 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
   EXPECT_EQ(made.engine->failure(), "");
   expect_error(ErrorCode::kState, {"save them"},
                [&] { made.engine->leave(false, [](UnitId, allocator::FormerHome) {}); });
-  setup.device = 0;
   Made on_cpu(setup, nullptr);
   expect_error(ErrorCode::kState, {"on the CPU"}, [&] { on_cpu.engine->use_stream(nullptr); });
 }
@@ -323,7 +311,6 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
 TEST_F(DeviceEngineTest, AStreamMayEndWhenAnotherHasTakenItsPlace) {
   Case setup;
   setup.places = {kHost, kHost, kHost};
-  setup.device = 128 * kMiB;
   if (fake() != nullptr) begin(Schedule::kLate, 1);
   std::array<Device::Stream, 2> streams = {device_->make_stream(false), device_->make_stream(false)};
   Made made(setup, device_.get());
@@ -350,7 +337,6 @@ TEST_F(DeviceEngineTest, AStreamMayEndWhenAnotherHasTakenItsPlace) {
 TEST_F(DeviceEngineTest, WhatIsBeingEditedIsSavedAsItIs) {
   if (fake() != nullptr) begin(Schedule::kLate, 1);
   Case setup;
-  setup.device = 128 * kMiB;
   const Device::Stream stream = device_->make_stream(false);
   Made made(setup, device_.get());
   made.engine->use_stream(stream.get());

@@ -27,7 +27,6 @@ TEST_F(ExtentsTest, TheyGrowWithinTheBudgetAndKeepTheBits) {
     if (trained == 0 && plan->extent_bytes == 4 * kMiB && plan->extents > 0) trained = setup.device;
   }
   ASSERT_GT(trained, 0U);
-  setup.device = 0;
   const Outcome expected = train_on_cpu(setup);
   setup.device = trained;
   if (fake() != nullptr) begin(Schedule::kRandom, 1);

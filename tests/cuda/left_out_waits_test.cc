@@ -1,8 +1,5 @@
 #include <gtest/gtest-spi.h>
 
-#include <chrono>
-#include <thread>
-
 #include "comm/worlds.h"
 #include "cuda/engine_client.h"
 #include "engine/memory/device_work.h"
@@ -140,7 +137,6 @@ class LeftOutWaitsTest : public KernelTest {
       setup.looks = true;
     }
     Scenario scenario = {setup, train(setup, nullptr)};
-    scenario.setup.device = 128 * kMiB;
     return scenario;
   }
   // In which it shows that this is left out.

@@ -16,8 +16,7 @@ class LoadingTest : public DeviceEngineTest {
     outcome.norms = norms;
     return outcome;
   }
-  static Outcome on_cpu(Case setup) {
-    setup.device = 0, setup.places = {}, setup.updates = {};
+  static Outcome on_cpu(const Case& setup) {
     Made made(setup, nullptr);
     HandsOnCpu hands;
     Client client(setup, *made.engine, hands);
@@ -27,11 +26,7 @@ class LoadingTest : public DeviceEngineTest {
 
 TEST_F(LoadingTest, AUnitThatIsGivenValuesAnewHasStateOfZeros) {
   for (const Dtype state : {Dtype::kF32, Dtype::kU8}) {
-    Case setup;
-    setup.optimizer = optimizer_of("adamw", state, true);
-    setup.dtype = Dtype::kBf16;
-    setup.device = 128 * kMiB;
-    setup.blocks = 1;
+    Case setup{.optimizer = optimizer_of("adamw", state, true), .dtype = Dtype::kBf16, .blocks = 1};
     const Outcome expected = on_cpu(setup);
     for (const auto updates : {kHost, kDevice})
       for (const auto place : {kDevice, kHost, kDisk}) {
@@ -53,7 +48,6 @@ TEST_F(LoadingTest, StateInTheHostsMemoryStaysThere) {
                .dtype = Dtype::kBf16,
                .places = {kDevice, kDevice, kHost},
                .updates = updates,
-               .device = 128 * kMiB,
                .blocks = 1};
     OnGpu gpu(setup, *device_);
     const auto before = fake()->counts();

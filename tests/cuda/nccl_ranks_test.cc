@@ -1,5 +1,3 @@
-#include <array>
-
 #include "cuda/ranks_on_gpus.h"
 
 // Ranks that exchange gradients and parameters by NCCL.
@@ -55,10 +53,7 @@ TEST_F(NcclRanksTest, WhatIsSentInAStepIsPlannedToTheByte) {
   for (const std::size_t stage : {0, 1, 2})
     for (const auto updates : {kDevice, kHost}) {
       const Dtype type = (stage == 1) == (updates == kHost) ? Dtype::kF32 : Dtype::kBf16;
-      Case all;
-      all.once = true;
-      all.device = 256 * kMiB;
-      all.ends = stage == 2;
+      Case all{.device = 256 * kMiB, .ends = stage == 2, .once = true};
       all = placed(all, by_nccl({stage, updates, kDevice, kDevice, updates, true, type}));
       SCOPED_TRACE(fmt::format("{}, stage {}, updates by the {}", name_of(type), stage, name_of(updates)));
       begin_devices(kRanks, Schedule::kRandom, 7);

@@ -6,9 +6,7 @@ namespace sluice::engine::twins::norm_test {
 // One number comes of 2^20 elements, and a few more where a parameter does not end with so many.
 TEST_F(DeviceEngineTest, ANormBringsOneNumberOfAMillionElements) {
   SLUICE_NEEDS_THE_FAKE();
-  Case setup;
-  setup.rows = 600, setup.steps = 1, setup.device = 256 * kMiB;
-  setup.places = {kDevice, kDevice, kDevice};
+  Case setup{.places = {kDevice, kDevice, kDevice}, .device = 256 * kMiB, .rows = 600, .steps = 1};
   device_.reset();
   fake()->begin({.memory = 512 * kMiB});
   device_ = open_device(0);
@@ -41,7 +39,6 @@ TEST_F(DeviceEngineTest, NormsOfLargeParametersHaveTheBitsOfTheCpu) {
   Case setup;
   setup.rows = 300, setup.steps = 1, setup.measures = true;
   const Outcome expected = train_on_cpu(setup);
-  setup.device = 128 * kMiB;
   expect_twin(setup, expected);
 }
 

@@ -26,15 +26,11 @@ TEST_F(DeviceEngineTest, AGradientThatIsNotFiniteChangesNothingOfItsUnit) {
   };
   for (std::size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(i);
-    Case setup;
-    setup.dtype = Dtype::kBf16;
-    setup.clip = false;
-    setup.spoiled = all[i].parameter;
-    setup.abandons = all[i].abandons;
+    Case setup{
+        .dtype = Dtype::kBf16, .clip = false, .spoiled = all[i].parameter, .abandons = all[i].abandons};
     setup.optimizer.name = all[i].optimizer;
     const Outcome expected = train_on_cpu(setup);
     EXPECT_EQ(std::ranges::count(expected.norms, -1.0), 1);
-    setup.device = 128 * kMiB;
     setup.updates = all[i].updates;
     setup.places = all[i].places;
     if (fake() != nullptr) begin(Schedule::kRandom, i);
@@ -48,7 +44,6 @@ TEST_F(DeviceEngineTest, AnUpdateThatIsLeftOutIsToldWhateverComesBeforeTheStep) 
   constexpr UnitId kUnit = 1;
   Case setup;
   setup.clip = false;
-  setup.device = 128 * kMiB;
   const std::array<std::function<void(OnGpu&, ParameterId)>, 4> all = {
       [](OnGpu& gpu, ParameterId p) { gpu.engine.drop_gradient(p); },
       [](OnGpu& gpu, ParameterId) { gpu.client.load(); },
@@ -77,7 +72,7 @@ TEST_F(DeviceEngineTest, AnUpdateThatIsLeftOutIsToldWhateverComesBeforeTheStep) 
       expect_error(ErrorCode::kNotFinite, {"'" + gpu.engine.layout().spec(p).name + "'"},
                    [&] { gpu.engine.step(settings); });
       EXPECT_EQ(gpu.engine.steps(p), 0u);
-      const Values before = gpu.client.save().values;
+      const auto before = gpu.client.save().values;
       add(gpu.hands.noise_of(p, n));
       gpu.engine.step(settings);
       EXPECT_EQ(gpu.engine.steps(p), 1u);
@@ -112,7 +107,6 @@ TEST_F(DeviceEngineTest, AFactorThatIsNotFiniteIsRefusedWhereTheUnitIsReleased) 
   HandsOnCpu hands;
   Client client(setup, *on_cpu.engine, hands);
   const Outcome expected = trained_with_one(*on_cpu.engine, client, hands);
-  setup.device = 128 * kMiB;
   setup.places = {kHost, kHost, kHost};
   for (const auto by : {kDevice, kHost}) {
     setup.updates = by;

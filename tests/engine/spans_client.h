@@ -1,12 +1,11 @@
 #pragma once
 #include "core/bytes.h"
 #include "engine/planner/planner.h"
+#include "engine/saved_values.h"
 #include "engine/steps/any_order_engine.h"
 #include "engine/steps/scheduled_engine.h"
-#include "float_array.h"
 #include "kernels/matrix.h"
 #include "offload/test_files.h"
-#include "testing.h"
 
 // A model with a parameter that may span units, and a client that trains it by the elements of the logical
 // parameters, so that it does not see how they are cut.
@@ -78,12 +77,8 @@ inline float noise(std::size_t parameter, std::size_t element, int step, int mic
   return static_cast<float>((mixed ^ mixed >> 15) % 1021) * 0.001f - 0.51f;
 }
 
-using Values = std::map<std::string, std::vector<float>>;  // elements of the whole parameter, by its name
-struct Outcome {
+struct Outcome : SavedValues {
   std::vector<double> losses;
-  Values values, masters;
-  std::array<Values, 3> states;
-  std::map<std::string, std::vector<std::vector<float>>> wholes;
   bool operator==(const Outcome&) const = default;
 };
 
@@ -127,7 +122,8 @@ class Client {
 
   Outcome save() {
     Outcome outcome;
-    for (UnitId unit = 0; unit < layout_.units().size(); ++unit) engine_.save(unit, sink(outcome));
+    for (UnitId unit = 0; unit < layout_.units().size(); ++unit)
+      engine_.save(unit, sink_of(outcome, layout_));
     return outcome;
   }
 
@@ -201,35 +197,6 @@ class Client {
     release(access);
   }
 
-  UnitSink sink(Outcome& outcome) const {
-    UnitSink sink;
-    const auto append = [this](Values& to, ParameterId p, std::size_t first, std::size_t count,
-                               const auto& value) {
-      std::vector<float>& all = to[layout_.spec(p).name];
-      EXPECT_EQ(all.size(), layout_.spec(p).span_first + first) << "elements come out of order";
-      all.reserve(layout_.spec(p).whole_elements());
-      for (std::size_t i = 0; i < count; ++i) all.push_back(value(i));
-    };
-    sink.parameter = [&outcome, append](ParameterId p, std::size_t first, std::size_t count,
-                                        ConstArray values) {
-      append(outcome.values, p, first, count, [&](std::size_t i) { return test::value_at(values, i); });
-    };
-    sink.master = [&outcome, append](ParameterId p, std::size_t first, std::span<const float> values) {
-      append(outcome.masters, p, first, values.size(), [&](std::size_t i) { return values[i]; });
-    };
-    sink.state = [&outcome, append](ParameterId p, std::size_t array, std::size_t first, std::size_t count,
-                                    ConstArray values, const float* scales) {
-      append(outcome.states.at(array), p, first, count, [&](std::size_t i) {
-        if (values.type != Dtype::kU8) return test::value_at(values, i);
-        return scales[i / optim::kScaleBlock] * static_cast<const std::uint8_t*>(values.data)[i];
-      });
-    };
-    sink.whole = [&outcome, this](ParameterId p, std::size_t, std::span<const float> values) {
-      outcome.wholes[layout_.spec(p).name].emplace_back(values.begin(), values.end());
-    };
-    return sink;
-  }
-
   const Case& setup_;
   Engine& engine_;
   const Layout& layout_;
@@ -239,15 +206,12 @@ class Client {
 
 // An engine with exactly the memory that its plan states.
 struct Made {
-  explicit Made(const Case& setup, const offload::Faults* faults = nullptr)
+  explicit Made(const Case& setup, const offload::Faults& faults = {})
       : profile(profile_of(setup)),
         optimizer(optim::make_optimizer(setup.optimizer)),
         plan(make_plan(profile, *optimizer, {2 * kGiB, kGiB, 0}, request_of(setup), {})) {
     ledger.set_budget(allocator::Tier::kHost, plan.peak_memory);
-    memory = offload::make_memory_file("disk");
-    files.push_back(faults == nullptr ? offload::make_memory_file("disk")
-                                      : make_faulty_file(*memory, *faults));
-    disk.emplace(std::move(files), ledger);
+    disk.emplace(offload::alone(make_faulty_file(*memory, faults)), ledger);
     engine = make_engine(profile, plan, *optimizer, {threads, ledger, &*disk, nullptr, products.get()});
   }
   AnyOrderEngine& any_order() { return dynamic_cast<AnyOrderEngine&>(*engine); }
@@ -257,8 +221,7 @@ struct Made {
   Threads threads{2};
   std::unique_ptr<kernels::F32Products> products = kernels::load_matrix_library(2);
   allocator::Ledger ledger;
-  std::unique_ptr<offload::File> memory;
-  std::vector<std::unique_ptr<offload::File>> files;
+  const std::unique_ptr<offload::File> memory = offload::make_memory_file("disk");
   std::optional<offload::RecordStore> disk;
   std::unique_ptr<Engine> engine;
 };

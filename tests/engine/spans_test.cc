@@ -188,7 +188,7 @@ TEST(Spans, AFaultInTheMiddleFailsTheEngine) {
     (seed % 3 == 0   ? faults.read_error
      : seed % 3 == 1 ? faults.write_error
                      : faults.read_flip) = seed % 4 == 0 ? 0.0005 : 0.004;
-    Made made(setup, &faults);
+    Made made(setup, faults);
     Client client(setup, *made.engine);
     try {
       client.load();
