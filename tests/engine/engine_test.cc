@@ -12,7 +12,7 @@ namespace sluice::engine::engine_test {
 struct Options {
   std::size_t micro_batches = 3;
   toy::Types types = {Dtype::kF32};
-  PlanRequest request;
+  PlanRequest request = {};
   std::uint64_t memory = kGiB;
   int threads = 2;
   std::size_t blocks = 3;
@@ -196,9 +196,7 @@ TEST_P(Twins, BudgetsBetween) {
   const std::uint64_t low = train(least, 1).plan.peak_memory, high = base.plan.peak_memory;
   ASSERT_LT(low, high);
   for (const std::uint64_t memory : {low + (high - low) / 4, low + (high - low) * 3 / 4}) {
-    Options setup;
-    setup.types = types;
-    setup.blocks = large.blocks;
+    Options setup{.types = types, .blocks = large.blocks};
     setup.request.clip = clip;
     setup.memory = memory;
     SCOPED_TRACE(format_size(memory));

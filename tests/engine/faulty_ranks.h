@@ -2,7 +2,6 @@
 // Trains a small model with ranks that are threads, of which one meets a fault. Either the run ends with the
 // bits of an undisturbed one, or every rank ends with an error that names the rank which failed first,
 // nothing but whole checkpoints is left, and going on from the last one leads to those bits.
-#include <filesystem>
 
 #include "comm/faulty_links.h"
 #include "comm/local_links.h"
@@ -40,11 +39,25 @@ enum class FaultOfRank : std::uint8_t {
   kThrow,
   kFullCheckpointDisk
 };
-inline constexpr const char* kFaultNames[] = {
-    "a failed read", "a failed write",     "a full disk",          "a short file",
-    "a read flip",   "a write flip",       "a lost write",         "a slow disk",
-    "a slow link",   "a link that is cut", "a client that throws", "a full disk of checkpoints"};
-inline constexpr std::size_t kFaultsOfRanks = std::size(kFaultNames);
+// In the order of FaultOfRank. `set` is null where the fault is none of a disk.
+struct KindOfFault {
+  const char* name;
+  void (*set)(Faults& faults, double rate, std::uint64_t transfer) = nullptr;
+};
+inline constexpr KindOfFault kFaultsOfRanks[] = {
+    {"a failed read", [](Faults& faults, double rate, std::uint64_t) { faults.read_error = rate; }},
+    {"a failed write", [](Faults& faults, double rate, std::uint64_t) { faults.write_error = rate; }},
+    {"a full disk", [](Faults& faults, double, std::uint64_t transfer) { faults.fail_after = transfer; }},
+    {"a short file",
+     [](Faults& faults, double, std::uint64_t transfer) { faults.truncate_after = transfer; }},
+    {"a read flip", [](Faults& faults, double rate, std::uint64_t) { faults.read_flip = rate; }},
+    {"a write flip", [](Faults& faults, double rate, std::uint64_t) { faults.write_flip = rate; }},
+    {"a lost write", [](Faults& faults, double rate, std::uint64_t) { faults.lost_write = rate; }},
+    {"a slow disk", [](Faults& faults, double, std::uint64_t) { faults.delay_microseconds = 300; }},
+    {"a slow link"},
+    {"a link that is cut"},
+    {"a client that throws"},
+    {"a full disk of checkpoints"}};
 
 struct RankFault {
   FaultOfRank kind = FaultOfRank::kSlowLink;
@@ -83,36 +96,8 @@ inline std::string describe(const RankSetup& s) {
 inline Faults disk_faults_of(const RankFault& fault) {
   Faults faults;
   faults.seed = fault.random;
-  const double rate = fault.random % 2 == 0 ? 0.01 : 0.1;
-  const std::uint64_t number = fault.random % 60;
-  switch (fault.kind) {
-    case FaultOfRank::kFailedRead:
-      faults.read_error = rate;
-      break;
-    case FaultOfRank::kFailedWrite:
-      faults.write_error = rate;
-      break;
-    case FaultOfRank::kFullDisk:
-      faults.fail_after = number;
-      break;
-    case FaultOfRank::kShortFile:
-      faults.truncate_after = number;
-      break;
-    case FaultOfRank::kReadFlip:
-      faults.read_flip = rate;
-      break;
-    case FaultOfRank::kWriteFlip:
-      faults.write_flip = rate;
-      break;
-    case FaultOfRank::kLostWrite:
-      faults.lost_write = rate;
-      break;
-    case FaultOfRank::kSlowDisk:
-      faults.delay_microseconds = 300;
-      break;
-    default:
-      break;
-  }
+  if (const auto set = kFaultsOfRanks[static_cast<std::size_t>(fault.kind)].set)
+    set(faults, fault.random % 2 == 0 ? 0.01 : 0.1, fault.random % 60);
   return faults;
 }
 
@@ -437,13 +422,13 @@ inline RanksEnding run_with(const RankSetup& setup, const RankFault& fault,
 inline RankFault rank_fault_of(std::uint64_t seed, const RankSetup& setup) {
   const auto words =
       philox({static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32), 5, 5}, {3, 8});
-  return {static_cast<FaultOfRank>(words[0] % kFaultsOfRanks),
+  return {static_cast<FaultOfRank>(words[0] % std::size(kFaultsOfRanks)),
           static_cast<int>(words[1] % static_cast<std::uint32_t>(setup.ranks)), words[2]};
 }
 
 inline std::string describe(const RankSetup& setup, const RankFault& fault, std::uint64_t seed) {
   return fmt::format("seed {}: {}; {} at rank {}", seed, describe(setup),
-                     kFaultNames[static_cast<std::size_t>(fault.kind)], fault.rank);
+                     kFaultsOfRanks[static_cast<std::size_t>(fault.kind)].name, fault.rank);
 }
 
 }  // namespace sluice::engine::faulty

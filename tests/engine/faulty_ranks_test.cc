@@ -24,10 +24,10 @@ TEST_P(FaultyRanks, EndWithTheSameBitsOrAllNameTheOneThatFailedFirst) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, FaultyRanks, ::testing::Range(std::size_t{0}, kFaultsOfRanks),
+INSTANTIATE_TEST_SUITE_P(Kinds, FaultyRanks, ::testing::Range(std::size_t{0}, std::size(kFaultsOfRanks)),
                          [](const auto& test) {
                            std::string name;
-                           for (const char letter : std::string(kFaultNames[test.param]))
+                           for (const char letter : std::string(kFaultsOfRanks[test.param].name))
                              if (letter != ' ') name += letter;
                            return name;
                          });
@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(Long, RankFaultCampaign, ::testing::Values(20));
 
 TEST_P(RankFaultCampaign, EachRunEndsWithTheSameBitsOrAllNameTheOneThatFailedFirst) {
   auto [rounds, seed] = asked_or(GetParam());
-  std::array<std::uint64_t, kFaultsOfRanks> well{}, reported{};
+  std::array<std::uint64_t, std::size(kFaultsOfRanks)> well{}, reported{};
   for (const std::uint64_t end = seed + rounds; seed < end && !HasFailure(); ++seed) {
     const RankSetup setup = rank_setup_of(seed);
     const RankFault fault = rank_fault_of(seed, setup);
@@ -50,8 +50,8 @@ TEST_P(RankFaultCampaign, EachRunEndsWithTheSameBitsOrAllNameTheOneThatFailedFir
   }
   fmt::print("{} runs; ended with the same bits | with an error of all ranks, from which they went on:\n",
              rounds);
-  for (std::size_t kind = 0; kind < kFaultsOfRanks; ++kind)
-    fmt::print("{:6} | {:6}  {}\n", well[kind], reported[kind], kFaultNames[kind]);
+  for (std::size_t kind = 0; kind < std::size(kFaultsOfRanks); ++kind)
+    fmt::print("{:6} | {:6}  {}\n", well[kind], reported[kind], kFaultsOfRanks[kind].name);
 }
 
 }  // namespace sluice::engine::faulty::faulty_ranks_test

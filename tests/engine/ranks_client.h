@@ -1,10 +1,5 @@
 #pragma once
-#include <chrono>
-#include <functional>
-#include <memory>
 #include <ostream>
-#include <string>
-#include <vector>
 
 #include "comm/worlds.h"
 #include "engine/planner/planner.h"
@@ -78,17 +73,6 @@ inline Profile profile_of(Dtype dtype, bool by_elements = false, std::size_t blo
 inline constexpr ParameterId kA = 0, kB = 1, kGain = 4, kC = 6, kD = 7;
 inline constexpr UnitId kFirst = 0, kSmall = 3, kFrozen = 4, kLast = 5;
 
-inline UnitSource start_values() {
-  UnitSource source;
-  source.values = [](ParameterId p, std::size_t first, std::span<float> out) {
-    for (std::size_t i = 0; i < out.size(); ++i)
-      out[i] = static_cast<float>((static_cast<std::uint32_t>(first + i) * 2654435761U + p * 40503U) >> 8) *
-                   0x1p-24f -
-               0.5f;
-  };
-  return source;
-}
-
 // One rank, or the one that trains alone.
 class Rank {
  public:
@@ -98,11 +82,13 @@ class Rank {
         optimizer_(optim::make_optimizer(setup.optimizer)),
         profile_(profile_for(setup)),
         plan_(plan_in(setup.memory)),
-        disk_(files(), ledger_),
+        disk_(offload::alone(
+                  offload::make_faulty_file(*memory_file_, {.delay_microseconds = setup.disk_delay})),
+              ledger_),
         products_(kernels::load_matrix_library(1)),
         engine(profile_, plan_, *optimizer_,
                {threads_, ledger_, &disk_, nullptr, products_.get(), communicator}) {
-    for (UnitId unit = 0; unit < layout().units().size(); ++unit) engine.load(unit, start_values());
+    for (UnitId unit = 0; unit < layout().units().size(); ++unit) engine.load(unit, toy::start_values());
   }
 
   const Layout& layout() const { return engine.layout(); }
@@ -223,14 +209,6 @@ class Rank {
     if (setup_.place != nullptr) request.places = toy::places(setup_.place);
     return request;
   }
-  std::vector<std::unique_ptr<offload::File>> files() const {
-    offload::Faults faults;
-    faults.delay_microseconds = setup_.disk_delay;
-    std::vector<std::unique_ptr<offload::File>> files;
-    files.push_back(offload::make_faulty_file(*memory_file_, faults));
-    return files;
-  }
-
   const Case setup_;
   comm::Communicator* const communicator_;
   const std::unique_ptr<optim::Optimizer> optimizer_;
@@ -261,6 +239,27 @@ inline void run(const Case& setup, const std::function<void(Rank& rank)>& body) 
                             }
                           },
                           {comm::kUnhurried.silence, setup.patience});
+}
+
+// The same, also of one rank that trains alone.
+inline void run_any(const Case& setup, const std::function<void(Rank& rank)>& body) {
+  if (setup.ranks > 1) return run(setup, body);
+  Rank rank(setup, nullptr);
+  body(rank);
+}
+
+// What rank 0 has when each has trained; train() returns the norms.
+inline toy::Outcome outcome_of(const Case& setup,
+                               const std::function<std::vector<double>(Rank& rank)>& train) {
+  toy::Outcome outcome;
+  const auto body = [&](Rank& rank) {
+    const std::vector<double> norms = train(rank);
+    toy::Outcome saved = rank.save();
+    saved.norms = norms;
+    if (rank.rank() == 0) outcome = std::move(saved);
+  };
+  run_any(setup, body);
+  return outcome;
 }
 
 }  // namespace sluice::engine::wrapped
