@@ -122,7 +122,7 @@ TEST(ProcessMemory, AgreesWithTheSystem) {
   EXPECT_GT(available_memory_bytes(), 0u);
 }
 
-// In a child, since the system's peak counts it for ever.
+// This runs in a child, since the system's peak counts it for ever.
 TEST(ProcessMemory, IsWithoutThatOfOthers) {
   const pid_t child = ::fork();
   if (child == 0) {

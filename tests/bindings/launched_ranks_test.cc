@@ -81,7 +81,7 @@ TEST_F(LaunchedRanksTest, AreAsManyAsTheLauncherSays) {
   EXPECT_THAT(same->output(), HasSubstr("sluice: rank 1: debug: this is rank 1 of 2"));
 }
 
-// Variables of another launcher than the MPI library knows: each process would believe that it is alone.
+// With variables of another launcher than the MPI library knows, each process would believe that it is alone.
 TEST_F(LaunchedRanksTest, AreThoseThatMpiFinds) {
   const Variable rank("PMI_RANK", "0"), ranks("PMI_SIZE", "2");
   expect_refusal(words("found", 0, 3), 2, {"mpiexec has started 2 ranks, of which MPI finds 1"});

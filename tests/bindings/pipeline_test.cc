@@ -110,7 +110,7 @@ TEST_F(PipelineRunsTest, ArePlannedAsAWhole) {
   EXPECT_LT(plan.at("bubble"), 0.9);
 }
 
-// By the rates of one machine, since two plans that each measure may find others.
+// Both plans have the rates of one machine, since two that each measure may find others.
 TEST_F(PipelineRunsTest, AreShorterInChunks) {
   std::ofstream(folder_ / "machine.json")
       << R"({"version": 2, "cores": {"usable": 2}, "memory": {"usable": "8GiB", "bandwidth": 2e10},

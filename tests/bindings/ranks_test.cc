@@ -62,7 +62,7 @@ TEST_F(RanksTest, HaveNoMetricsBesideAPipeOrADevice) {
   EXPECT_FALSE(std::filesystem::exists("/dev/null.rank1"));
 }
 
-// Each rank, with its shards on disk: what it takes of memory and disk, and what it moves in a step.
+// Each rank has its shards on disk, and takes memory and disk, and moves bytes in a step, as planned.
 TEST_F(RanksTest, TakeAndMoveWhatThePlanSaysWithShardsOnDisk) {
   const std::string flags = "--stage 3 --group 6" + on_disk();
   const Json plan = planned(words("none", 2, 3, flags));

@@ -53,7 +53,7 @@ class TrainingTest : public ::testing::Test {
   std::string text_ = folder_ / "text.txt";
 };
 
-// With everything on disk. (That this changes no bit is in tests/python/cli/test_runs.py.)
+// Everything is on disk. (That this changes no bit is in tests/python/cli/test_runs.py.)
 TEST_F(TrainingTest, TheLossFallsAndWhatIsWrittenIsWhole) {
   const std::string trace = folder_ / "trace.json";
   const Outcome run =

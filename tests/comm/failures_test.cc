@@ -298,7 +298,7 @@ TEST(Patience, IsNotForARankThatIsWaitedForByNobody) {
                     {milliseconds(300), milliseconds(300)});
 }
 
-// Also where a rank waits for one that itself waits for the one at work.
+// It lasts also where a rank waits for one that itself waits for the one at work.
 TEST(Patience, LastsWhileTheRankThatIsWaitedForReportsWork) {
   run_communicators(World::kThreads, 3,
                     [](Communicator& comm) {

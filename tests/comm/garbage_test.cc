@@ -31,7 +31,7 @@ TEST(Garbage, InSharedMemoryIsAnError) {
   }
 }
 
-// Packets that are well-formed, and mean nothing.
+// These packets are well-formed, and mean nothing.
 TEST(Garbage, InPacketsIsAnError) {
   std::mt19937_64 random(5);
   for (int round = 0; round < 200; ++round) {

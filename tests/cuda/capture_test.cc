@@ -177,7 +177,6 @@ TEST_F(GpuTest, AModeThatIsNotRelaxedIsFound) {
   device->release_extent(shared);
 }
 
-// The mode of the client's thread is as it was, also where the driver refuses once to set it again.
 TEST_P(CaptureTest, AThreadHasItsModeAgainWhereThatFailsOnce) {
   SLUICE_NEEDS_THE_FAKE();
   const CUstreamCaptureMode before = exchange_capture_mode(GetParam());

@@ -165,7 +165,6 @@ struct GatedThreads {
   }
 };
 
-// What the GPU updates does not wait behind what the CPU updates.
 TEST_F(CpuUpdatesTest, TheGpuGoesOnWithItsOwnMeanwhile) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup{.blocks = 6, .steps = 1};
@@ -195,7 +194,7 @@ TEST_F(CpuUpdatesTest, TheGpuGoesOnWithItsOwnMeanwhile) {
   EXPECT_TRUE(found == expected);
 }
 
-// With updates at the step, and in backward.
+// Updates are at the step, and in backward.
 TEST_F(CpuUpdatesTest, TheCallerWaitsForTheNormAlone) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup{.places = {kHost, kHost, kHost}, .updates = kHost, .steps = 6};

@@ -49,7 +49,7 @@ TEST_P(DeviceEngineOrdersTest, ItHasThemInWhateverOrderTheGpuWorks) {
 INSTANTIATE_TEST_SUITE_P(Seeds, DeviceEngineOrdersTest,
                          testing::Range<std::uint64_t>(0, DeviceEngineOrdersTest::kTests));
 
-// The engine's own choices, from the least device memory on.
+// The engine chooses for itself, from the least device memory on.
 TEST_F(DeviceEngineTest, ItHasThemInAnyBudget) {
   Case setup;
   setup.rows = 528, setup.steps = 2;  // so that the least device memory is not that which all of it takes
@@ -307,7 +307,6 @@ TEST_F(DeviceEngineTest, WhatAGpuDoesNotHaveIsRefused) {
   expect_error(ErrorCode::kState, {"on the CPU"}, [&] { on_cpu.engine->use_stream(nullptr); });
 }
 
-// The caller may end a stream as soon as it has named another one.
 TEST_F(DeviceEngineTest, AStreamMayEndWhenAnotherHasTakenItsPlace) {
   Case setup;
   setup.places = {kHost, kHost, kHost};
@@ -333,7 +332,6 @@ TEST_F(DeviceEngineTest, AStreamMayEndWhenAnotherHasTakenItsPlace) {
             std::vector<std::string>{});
 }
 
-// What the client has written where parameters lie is what is saved, also while it still holds them.
 TEST_F(DeviceEngineTest, WhatIsBeingEditedIsSavedAsItIs) {
   if (fake() != nullptr) begin(Schedule::kLate, 1);
   Case setup;

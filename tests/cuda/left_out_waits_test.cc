@@ -297,7 +297,7 @@ TEST_F(LeftOutWaitsTest, OfEachStreamForEachOtherIsFound) {
     }
 }
 
-// Before memory is unmapped, in the first steps and at the end.
+// They are waited for before memory is unmapped, in the first steps and at the end.
 TEST_F(LeftOutWaitsTest, EachStreamThatNobodyWaitsForIsFound) {
   SLUICE_NEEDS_THE_FAKE();
   for (int left_out = -1; left_out < kStreams; ++left_out) {

@@ -253,7 +253,6 @@ TEST_F(SharedMemoryTest, IsInItsOwnersLedgerAlone) {
   both.tell("has ended it");
 }
 
-// Who reads it has it for as long as it wants.
 TEST_F(SharedMemoryTest, StaysWhereItsOwnerEnds) {
   HostMemory host(*device_, kCount * sizeof(float));
   allocator::OthersDeviceRegion opened;
@@ -272,7 +271,7 @@ TEST_F(SharedMemoryTest, StaysWhereItsOwnerEnds) {
   expect_values(host, opened.address(), 1);
 }
 
-// As ranks that are threads use it.
+// Ranks that are threads use it so.
 TEST_F(SharedMemoryTest, IsSeenTwiceInOneProcess) {
   HostMemory host(*device_, kCount * sizeof(float));
   const allocator::DeviceRegion region = make_region(true);

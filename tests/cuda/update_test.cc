@@ -258,7 +258,7 @@ TEST_F(UpdateTest, SpansThatBeginAnywhereHaveThem) {
   for (const std::uint64_t first : {1, 13, 100000000}) expect_same_bits(c, {500, 2, first, 0, false}, first);
 }
 
-// Spans of parameters that have groups and numbers of updates of their own, in more than one launch.
+// These parameters have groups and numbers of updates of their own, in more than one launch.
 TEST_F(UpdateTest, SpansThatGoTogetherHaveThem) {
   const std::vector<Case> cases = {{"adamw", Json::object(), Dtype::kF32, Dtype::kBf16, Dtype::kBf16, true},
                                    {"adamw", Json::object(), Dtype::kU8, Dtype::kBf16, Dtype::kF32, false},

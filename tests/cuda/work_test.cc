@@ -24,7 +24,6 @@ class WorkTest : public GpuTest, public testing::WithParamInterface<Order> {
   std::unique_ptr<Device> device_;
 };
 
-// One stream writes, and another reads, where an event joins them.
 TEST_P(WorkTest, AStreamWaitsForAnEventOfAnother) {
   constexpr std::size_t kBytes = 1 << 20;
   HostMemory from(*device_, kBytes), to(*device_, kBytes);
@@ -227,7 +226,6 @@ TEST_F(GpuTest, AFunctionOfTheHostMustNotCallCuda) {
   EXPECT_EQ(fake()->take_misuses().size(), 1U);
 }
 
-// Each call fails once, at each of its turns. All must report it, and leave nothing.
 TEST_F(GpuTest, EachCallThatFailsIsReportedAndLeavesNothing) {
   SLUICE_NEEDS_THE_FAKE();
   const auto scenario = [] {

@@ -247,7 +247,7 @@ TEST_P(EveryStage, EditsByAllRanksAreTheUnitsValues) {
   });
 }
 
-// While the others are anywhere: no rank needs another one's call.
+// The others may be anywhere meanwhile: no rank needs another one's call.
 TEST_P(EveryStage, OneRankAloneReadsUnits) {
   std::atomic<bool> has_read{false};
   run(setup(2), [&](Rank& rank) {

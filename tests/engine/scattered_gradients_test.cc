@@ -23,7 +23,7 @@ INSTANTIATE_TEST_SUITE_P(Tiers, Scattered,
                          testing::ValuesIn(std::vector<std::tuple<std::size_t, const char*>>{
                              {0, "memory"}, {1, "disk"}, {2, "memory"}, {3, "memory"}, {3, "disk"}}));
 
-// As a wrapped model does: forward through all units, and backward.
+// The client does as a wrapped model: forward through all units, and backward.
 TEST_P(Scattered, AStepReceivesWhatThePlanSays) {
   for (const int ranks : {2, 3})
     run(setup(ranks), [&](Rank& rank) {

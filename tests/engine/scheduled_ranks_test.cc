@@ -33,7 +33,7 @@ INSTANTIATE_TEST_SUITE_P(Long, ScheduledRanksTest,
                                                .dtype = Dtype::kBf16,
                                                .clip = 1}));
 
-// Two hosts of two ranks, or hosts of three and two.
+// There are two hosts of two ranks, or hosts of three and two.
 TEST_P(ScheduledRanksTest, HaveTheSameBitsOnSeveralHosts) {
   const bool few = GetParam().clip == 0;
   const comm::World world = few ? comm::World::kHosts : comm::World::kWideHosts;
@@ -102,9 +102,9 @@ TEST(ScheduledRanks, GoOnAfterAStepThatIsSkipped) {
   }
 }
 
-// Two hosts of two ranks, and hosts of three and two. Parameters in shards that are still there when they are
-// needed again are not fetched: what a rank does not receive for that, its host does not, but for the parts
-// of the host's own ranks.
+// There are two hosts of two ranks, and hosts of three and two. Parameters in shards that are still there
+// when they are needed again are not fetched: what a rank does not receive for that, its host does not, but
+// for the parts of the host's own ranks.
 TEST(ScheduledRanks, ReceiveWhatTheirPlansSayFromOtherHosts) {
   for (const auto& [world, ranks] : {std::pair(comm::World::kHosts, 4), {comm::World::kWideHosts, 5}})
     for (const std::size_t stage :

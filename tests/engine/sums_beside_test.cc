@@ -137,7 +137,7 @@ TEST_P(SumsBeside, WhatIsAddedAfterTheBeginIsAddedToTheMean) {
   });
 }
 
-// As a rank does whose backward pass has failed in its middle.
+// A rank does so whose backward pass has failed in its middle.
 TEST_P(SumsBeside, ADropOnOneRankAloneIsAnErrorOnTheOthers) {
   run(setup(), [&](Rank& rank) {
     const bool failed = rank.rank() == 1;

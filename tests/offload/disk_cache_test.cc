@@ -106,7 +106,7 @@ TEST_F(DiskCacheTest, OneMeasuresAndTheOthersWaitForIt) {
   EXPECT_EQ(found, std::vector<double>(4, 2e9));
 }
 
-// As Lustre's that is mounted without -o flock. Only another one that measures is waited for.
+// Lustre has none where it is mounted without -o flock. Only another one that measures is waited for.
 TEST_F(DiskCacheTest, NobodyWaitsWhereTheFileSystemHasNoLocks) {
   for (const int error : {ENOSYS, ENOLCK}) {
     flock_fails_with = error;

@@ -167,7 +167,7 @@ TEST_P(MuonOfAShape, AgreesWithF64) {
         << i;
 }
 
-// Of more elements than a product writes at once, on either side.
+// There are more elements than a product writes at once, on either side.
 TEST(Muon, InSlices) {
   const std::size_t least = 48, most = 100'000;
   Threads threads(2);

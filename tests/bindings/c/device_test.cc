@@ -71,7 +71,6 @@ TEST_F(DeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   EXPECT_EQ(assumed.at("bytes").at("device").at("base"), 516 * kMiB);
 }
 
-// What the caller has measured of its computing makes the predicted step.
 TEST_F(DeviceTest, AStepIsPredictedByWhatComputingTakes) {
   fake().begin({.shares_memory = true});
   const EngineHandle engine = make_engine({.place = "device", .device_memory = 128 * kMiB}, folder_.path());

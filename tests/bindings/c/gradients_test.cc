@@ -42,7 +42,7 @@ TEST_P(GradientsTest, InTheMemoryOfParametersAreRefusedWhereThatMayBeAbsent) {
   EXPECT_OK(sluice_engine_abandon_step(engine_.get()));
 }
 
-// Several at once; what one parameter of them lacks, or an array that is not there, is an error.
+// Several come at once; what one parameter of them lacks, or an array that is not there, is an error.
 TEST_P(GradientsTest, OfSeveralParametersAreOneCall) {
   sluice_engine* const engine = engine_.get();
   EXPECT_OK(sluice_engine_begin_step(engine, nullptr));

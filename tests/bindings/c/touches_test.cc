@@ -98,7 +98,7 @@ TEST_P(TouchesDeathTest, AreToldWhereTheyAreNotServed) {
   EXPECT_DEATH(write(engine.get(), 0, 5, 1), "parameters of unit.0' was touched while absent");
 }
 
-// Functions that touch a unit which the call around them has not brought yet.
+// These functions touch a unit which the call around them has not brought yet.
 TEST_P(TouchesDeathTest, AreToldInsideOfACall) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const EngineHandle engine = make(true);

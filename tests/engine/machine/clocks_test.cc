@@ -20,7 +20,7 @@ std::vector<std::vector<ClockReading>> readings_of(comm::World world, int ranks,
   return found;
 }
 
-// Whatever the links do to the packets on their way.
+// They are, whatever the links do to the packets on their way.
 TEST(ClocksTest, AreReadWithinTheUncertainty) {
   for (const comm::World world : {comm::World::kThreads, comm::World::kFaulty})
     for (const int ranks : {1, 2, 4})
@@ -48,7 +48,7 @@ TEST(ClocksTest, AreTheSameOnAllRanks) {
     }
 }
 
-// A clock that was 100 s ahead, and at 1,000 s of its own 110 s.
+// The clock was 100 s ahead, and at 1,000 s of its own 110 s.
 TEST(ClocksTest, DriftEvenlyBetweenTwoReadings) {
   const ClockReading first = {0, 100 * kSecond, 5}, last = {1000 * kSecond, 110 * kSecond, 5};
   EXPECT_EQ(time_of_first(first, last, 0), -100 * kSecond);

@@ -74,8 +74,8 @@ TEST_P(ParameterShardsTest, OfOneEngineAfterAnother) {
   });
 }
 
-// Of many pieces, through fewer pieces of memory, on a disk that takes its time; the ranks are at different
-// places of the unit.
+// They have many pieces, which pass through fewer pieces of memory, on a disk that takes its time; the ranks
+// are at different places of the unit.
 TEST(StoredShards, AreServedThroughFewPiecesToRanksThatComeWhenTheyWant) {
   for (const std::size_t pieces : {1, 4}) {
     comm::run_communicators(comm::World::kThreads, 4, [&](comm::Communicator& communicator) {

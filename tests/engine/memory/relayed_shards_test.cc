@@ -48,7 +48,7 @@ std::vector<std::tuple<Hosts, bool>> half_of_hosts(std::size_t begin) {
 INSTANTIATE_TEST_SUITE_P(Hosts, RelayedShardsTest, ::testing::ValuesIn(half_of_hosts(0)));
 INSTANTIATE_TEST_SUITE_P(Long, RelayedShardsTest, ::testing::ValuesIn(half_of_hosts(1)));
 
-// Units of less than a piece and of many, of one version and then of another, through few pieces and many.
+// Units have less than a piece or many, of one version and then another, and pass through few or many.
 TEST_P(RelayedShardsTest, PutAUnitTogether) {
   for (const std::size_t pieces : {1, 8})
     comm::run_communicators(world(), ranks(), [&](comm::Communicator& communicator) {

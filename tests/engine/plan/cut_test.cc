@@ -78,7 +78,7 @@ TEST(Cut, OfATransformerIsTheBestOfAll) {
         }
 }
 
-// Units of any cost, of which not all cuts fit.
+// Units have any cost, and not all cuts fit.
 TEST(Cut, OfAnyUnitsIsNearTheBestThatFits) {
   std::mt19937_64 random(3);
   const auto draw = [&](std::size_t end) { return static_cast<double>(random() % end); };
@@ -108,7 +108,7 @@ TEST(Cut, OfAnyUnitsIsNearTheBestThatFits) {
   EXPECT_LE(worst, 1.05);
 }
 
-// As of GPT-2 124M, whose head takes as long as five blocks.
+// The head takes as long as five blocks, as that of GPT-2 124M does.
 TEST(Cut, CountsTheHead) {
   EXPECT_EQ(to_text(cut({PipelineOrder::k1F1B, 2, 8}, transformer(12, 15.5), kAllFit)), "0-8,9-11");
 }

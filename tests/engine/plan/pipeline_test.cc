@@ -145,7 +145,7 @@ TEST(Pipeline, IsNoShorterThanItsLeast) {
   EXPECT_EQ(least_step(equal, alike(equal, {1, 2, 0})), simulate(equal, alike(equal, {1, 2, 0})).step);
 }
 
-// Whatever takes long: a section, a pass, a message.
+// What takes long is a section, a pass or a message.
 TEST(Pipeline, EndsWhateverTakesLong) {
   for_all(
       [](const Pipeline& pipeline) {
@@ -259,7 +259,7 @@ TEST(PipelineMutants, WeightsAfterTheirBuffersAreTaken) {
   EXPECT_GT(mutants.made(), 30);
 }
 
-// An input that lands where an item still is.
+// An input lands where an item still is.
 TEST(PipelineMutants, AReceiveBeforeItsBufferIsFree) {
   for (const auto& [receive, frees] : {std::pair(Kind::kReceiveInput, Kind::kBackward),
                                        std::pair(Kind::kReceiveGradient, Kind::kSendGradient)}) {

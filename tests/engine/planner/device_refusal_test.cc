@@ -205,7 +205,7 @@ TEST(DevicePlan, StateOfTheFirstUnitsIsOnTheGpu) {
   EXPECT_GT(counts.size(), 3u);
 }
 
-// Also where there would be no room for frames and slots, without which nothing can be elsewhere.
+// It is there also where there would be no room for frames and slots, without which nothing can be elsewhere.
 TEST(DevicePlan, WhatFitsOnTheGpuAsAWholeIsThere) {
   for (Kind kind : kinds()) {
     if (kind.places != Kind().places) continue;

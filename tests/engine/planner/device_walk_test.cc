@@ -207,7 +207,7 @@ TEST(WalkOnGpu, AStepThatSettlesWaitsForAllUpdates) {
   EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 6 + 2);
 }
 
-// As from the disk.
+// They come as what is read from the disk does.
 TEST(WalkOnGpu, ShardsOfOtherRanksComeBeforeTheyAreCopied) {
   std::vector<UnitOnGpu> units = computed(4);
   for (UnitOnGpu& unit : units) {
@@ -421,7 +421,7 @@ TEST(GpuSteps, SayThatMemoryIsTooShortForTheCpusUpdates) {
       << because(300 * kMiB);
 }
 
-// Also where the CPU would be quicker.
+// They do also where the CPU would be quicker.
 TEST(GpuSteps, UpdateStateWhereItIsAskedToBe) {
   MachineRates rates;
   rates.gpu = {Source::kStated, 5e10, 5e10, 1e11, 1e-3};

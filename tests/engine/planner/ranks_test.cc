@@ -344,7 +344,7 @@ TEST(PlansOfRanks, OnGpusOfOneHostSendNoShards) {
   }
 }
 
-// Where nothing is on disk.
+// Nothing is on disk.
 TEST(PlansOfRanks, OnGpusHaveTheFastestStage) {
   const Profile profile = sixteen_matrices();
   for (const bool clip : {false, true})
@@ -357,7 +357,7 @@ TEST(PlansOfRanks, OnGpusHaveTheFastestStage) {
       }
 }
 
-// Of parameters that do not stay on the GPU, as gradients do not, to which later micro-batches add.
+// Parameters do not stay on the GPU, nor do gradients, to which later micro-batches add.
 TEST(PlansOfRanks, OnGpusFetchThemForEachMicroBatch) {
   Profile profile = sixteen_matrices();
   profile.ends_micro_batches = true;

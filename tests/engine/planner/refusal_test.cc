@@ -112,7 +112,6 @@ TEST(Refusal, NamesTheLeastDiskAtEachStage) {
   }
 }
 
-// It says how many micro-batches are computed at a time in the plan that it means.
 TEST(Refusal, SaysHowManyMicroBatchesItMeans) {
   const auto optimizer = optim::make_optimizer({});
   PlanRequest request;

@@ -199,7 +199,7 @@ class PowerCutTest : public ::testing::Test {
   engine::ReadAhead ahead_{memory_.bytes().first(engine::kStreamBuffer)};
 };
 
-// At any operation, or right after a save, whose checkpoint is there afterwards.
+// It comes at any operation, or right after a save, whose checkpoint is there afterwards.
 TEST_F(PowerCutTest, ACutLeavesWholeCheckpointsAndTheSameBitsAfterwards) {
   const std::uint64_t operations = train("never", FailingDisk::kNever);
   const auto expected = final_files("never");

@@ -85,7 +85,7 @@ TEST_F(RankTracesTest, AreProcessesOfOneFileWithOneClock) {
   }
 }
 
-// Where a rank's text takes many parts, and ranks have dropped events.
+// A rank's text takes many parts, and ranks have dropped events.
 TEST_F(RankTracesTest, HaveAllEventsOfEachRank) {
   const Found found = traces(4, {0}, [](Trace& trace, int rank) {
     const auto now = Trace::Clock::now();
