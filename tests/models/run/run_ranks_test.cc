@@ -9,6 +9,12 @@
 // What the ranks of a run agree on before they train, and tell each other. Each rank is a thread here.
 namespace sluice::models::run_ranks_test {
 
+TrainSettings of_rank(comm::Communicator& communicator, TrainSettings s = {}) {
+  s.communicator = &communicator;
+  s.ranks = {communicator.rank(), communicator.size()};
+  return s;
+}
+
 class RunRanksTest : public ::testing::Test {
  protected:
   RunRanksTest() { std::ofstream(folder_ / "text") << std::string(20000, 'a') << std::string(20000, 'b'); }
@@ -30,9 +36,7 @@ class RunRanksTest : public ::testing::Test {
   std::vector<std::string> errors(const std::function<void(TrainSettings&, int rank)>& change) const {
     std::vector<std::string> all(2);
     comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
-      TrainSettings s = settings();
-      s.communicator = &communicator;
-      s.ranks = {communicator.rank(), communicator.size()};
+      TrainSettings s = of_rank(communicator, settings());
       change(s, communicator.rank());
       try {
         train(s, {});
@@ -44,17 +48,6 @@ class RunRanksTest : public ::testing::Test {
   }
   TemporaryFolder folder_;
 };
-
-TrainSettings of_rank(comm::Communicator& communicator) {
-  TrainSettings s;
-  s.communicator = &communicator;
-  s.ranks = {communicator.rank(), communicator.size()};
-  return s;
-}
-
-void expect_part(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
-}
 
 TEST_F(RunRanksTest, TrainWithTheSameSettings) {
   EXPECT_EQ(errors([](TrainSettings&, int) {}), (std::vector<std::string>{"", ""}));
@@ -68,7 +61,7 @@ TEST_F(RunRanksTest, ThatWereGivenOtherSettingsAreToldWhich) {
            if (all) all(s);
            if (rank == 1) change(s);
          }))
-      expect_part(error, part);
+      EXPECT_THAT(error, HasSubstr(part));
   };
   differ("seed was 1 and is 7", [](TrainSettings& s) { s.seed = 7; });
   differ("steps was 2 and is 3", [](TrainSettings& s) { s.steps = 3; });
@@ -98,24 +91,22 @@ TEST_F(RunRanksTest, EndWithTheErrorOfOne) {
   const std::vector<std::string> all = errors([&](TrainSettings& s, int rank) {
     if (rank == 1) s.data = {folder_ / "missing"};
   });
-  expect_part(all[1], "missing");
-  expect_part(all[0], "rank 1");
-  expect_part(all[0], "missing");
+  EXPECT_THAT(all[1], HasSubstr("missing"));
+  EXPECT_THAT(all[0], HasSubstr("rank 1"));
+  EXPECT_THAT(all[0], HasSubstr("missing"));
 }
 
 // So the program has the same exit status, whichever rank's memory is too little.
 TEST_F(RunRanksTest, EndWithTheKindOfErrorOfOneWhosePlanDoesNotFit) {
   std::vector<ErrorCode> codes(2, ErrorCode::kInternal);
   comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
-    TrainSettings s = settings();
-    s.communicator = &communicator;
-    s.ranks = {communicator.rank(), communicator.size()};
+    TrainSettings s = of_rank(communicator, settings());
     if (communicator.rank() == 1) s.memory = std::uint64_t{1} << 20;
     try {
       train(s, {});
     } catch (const Error& error) {
       codes[static_cast<std::size_t>(communicator.rank())] = error.code();
-      expect_part(error.what(), "does not fit in 1.00 MiB of memory");
+      EXPECT_THAT(error.what(), HasSubstr("does not fit in 1.00 MiB of memory"));
     }
   });
   EXPECT_EQ(codes, (std::vector<ErrorCode>{ErrorCode::kBudget, ErrorCode::kBudget}));
@@ -124,9 +115,7 @@ TEST_F(RunRanksTest, EndWithTheKindOfErrorOfOneWhosePlanDoesNotFit) {
 TEST_F(RunRanksTest, AgreeOnTheHighestStageThatOneNeeds) {
   std::vector<std::string> plans(2);
   comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& communicator) {
-    TrainSettings s = settings();
-    s.communicator = &communicator;
-    s.ranks = {communicator.rank(), communicator.size()};
+    TrainSettings s = of_rank(communicator, settings());
     s.plan.stage = communicator.rank() == 1 ? 2 : 0;
     TrainEvents events;
     events.planned = [&](const std::string& table) {
@@ -134,7 +123,7 @@ TEST_F(RunRanksTest, AgreeOnTheHighestStageThatOneNeeds) {
     };
     train(s, events);
   });
-  expect_part(plans[0], "this is rank 0 of 2, at stage 2");
+  EXPECT_THAT(plans[0], HasSubstr("this is rank 0 of 2, at stage 2"));
 }
 
 // What rank 2 of 3 reads under the path is as on a host that has a folder of its own.
@@ -160,9 +149,10 @@ TEST_F(RunRanksTest, GoOnWhereAllReadTheSameFile) {
   };
   EXPECT_EQ(error(same), "");
   const std::string missing = error(folder_ / "missing");
-  expect_part(missing, "rank 2 on host '" + host_name() + "' cannot read '" + path + "'");
-  expect_part(missing, "rank 0 on host '" + host_name() + "' has found and needs; all ranks read it");
-  expect_part(error(other), "reads another '" + path + "'");
+  EXPECT_THAT(missing, HasSubstr("rank 2 on host '" + host_name() + "' cannot read '" + path + "'"));
+  EXPECT_THAT(missing,
+              HasSubstr("rank 0 on host '" + host_name() + "' has found and needs; all ranks read it"));
+  EXPECT_THAT(error(other), HasSubstr("reads another '" + path + "'"));
 }
 
 TEST_F(RunRanksTest, PutTogetherWhatTheyKnow) {
