@@ -38,6 +38,7 @@ Json to_json(const Device& device, const Planned& planned) {
           {"driver", fmt::format("{}.{}", info.driver / 1000, info.driver % 1000 / 10)},
           {"memory", info.memory},
           {"free", device.free_memory()},
+          {"shared", planned.shares_gpu},
           {"facts", facts_of(planned)}};
 }
 
@@ -266,6 +267,7 @@ void know_device(const sluice_engine_options& options, For purpose, KnownByRanks
   }
   made.budget.device = options.device_memory;
   made.gpu = std::move(known.gpu);
+  made.shares_gpu = known.shares_gpu;
   if (purpose == For::kEngine && made.gpu == nullptr) made.gpu = open_fitting(options);
   made.context = kAssumedContext;
   made.rates.cores = made.threads;

@@ -108,9 +108,10 @@ void compare(comm::Communicator& communicator, const char* call, const Json& rec
   }
 }
 
-// Collective. Throws, on all ranks alike, where two of them have one GPU and were not told to share it.
-// Returns whether all compute on GPUs.
-bool check_gpus(comm::Communicator& communicator, const sluice_engine_options& options, const Device* gpu) {
+// Collective. Finds whether another rank has this one's GPU. Throws, on all ranks alike, where two of them
+// have one GPU and were not told to share it. Returns whether all compute on GPUs.
+bool check_gpus(comm::Communicator& communicator, const sluice_engine_options& options, KnownByRanks& known) {
+  const Device* const gpu = known.gpu.get();
   Json own;
   if (gpu != nullptr)
     own = {{"uuid", gpu->info().uuid},
@@ -131,10 +132,11 @@ bool check_gpus(comm::Communicator& communicator, const sluice_engine_options& o
       fail(ErrorCode::kInvalidArgument,
            "ranks {} of one host are on one GPU ({}); give each one of its own, by its number "
            "(options.device) or by the environment variable LOCAL_RANK, and start as many ranks as there are "
-           "GPUs. To let them share that one, give its number (SLUICE_FIRST_DEVICE for 0) and "
+           "GPUs. To let them share that one, give its number (in C SLUICE_FIRST_DEVICE for 0) and "
            "options.device_facts on each of them, and "
            "options.device_memory so that all fit",
            fmt::join(ranks, ", "), all[ranks.front()].at("name").get<std::string>());
+  if (gpu != nullptr) known.shares_gpu = ranks_of_gpu.at(gpu->info().uuid).size() > 1;
   return std::ranges::none_of(all, &Json::is_null);
 }
 
@@ -147,7 +149,7 @@ KnownByRanks know_together(comm::Communicator& communicator, const sluice_engine
                    check_device(options);
                    if (options.device_memory > 0) known.gpu = open_fitting(options);
                  }));
-  if (!check_gpus(communicator, options, known.gpu.get())) return known;
+  if (!check_gpus(communicator, options, known)) return known;
   if (options.ranks != nullptr)
     known.between_gpus = know_links(options, options.ranks->communicator, *known.gpu, known.link);
   throw_together(communicator, "what joins GPUs", failure_of([&] {

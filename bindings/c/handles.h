@@ -52,6 +52,7 @@ struct Planned : engine::Planned {
   std::unique_ptr<Device> gpu;       // null: the CPU computes, or there is only a plan
   std::unique_ptr<comm::Nccl> nccl;  // null: ranks do not exchange by NCCL
   std::uint64_t context = 0;         // sluice_device_facts.base, counted in budget.device_base
+  bool shares_gpu = false;           // whether another rank computes on the same GPU
 
   std::string to_text() const;  // JSON
   const std::vector<engine::UnitSpec>& model_units() const {
@@ -69,6 +70,7 @@ enum class For : std::uint8_t { kPlan, kEngine };  // the plan of an engine open
 struct KnownByRanks {
   std::optional<engine::Link> link = {};   // the connection between them; nothing: unknown
   std::unique_ptr<Device> gpu = {};        // this rank's GPU; null: not opened
+  bool shares_gpu = false;                 // whether another rank has it, too
   engine::BetweenGpus between_gpus = {};   // how they exchange data
   std::function<void()> begin_phase = {};  // as in engine::GpuWork
 };

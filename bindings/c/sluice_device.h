@@ -108,8 +108,8 @@ SLUICE_API sluice_status sluice_engine_use_stream(sluice_engine* engine, void* s
  * which the caller computes on the GPU for `computing` seconds, as it may have measured. SLUICE_STATE where
  * the CPU computes. */
 SLUICE_API sluice_status sluice_engine_predict(const sluice_engine* engine, double computing, char** json);
-/* Gives the caller a JSON object with the engine's GPU, its free memory, and in "facts" the facts of its
- * plan; `json` gets NULL where the CPU computes. */
+/* Gives the caller a JSON object with the engine's GPU, its free memory, in "shared" whether another rank
+ * computes on that GPU, and in "facts" the facts of its plan; `json` gets NULL where the CPU computes. */
 SLUICE_API sluice_status sluice_engine_device(const sluice_engine* engine, char** json);
 
 #ifdef __cplusplus

@@ -26,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 import sluice
 import sluice.torch
 from sluice.device import device_of
-from sluice.torch import _session, _together
+from sluice.torch import _gpu, _session, _together
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ON_GPU = {"device": "cuda", "device_memory": "600MiB", "reserve": "64MiB"}
@@ -391,9 +391,9 @@ def joined(of_ranks, device_facts=fake_gpu.FACTS, **options):
     return [plan["links"], plan["rates"]["between_gpus"] > 0]
 
 
-def placed_on_gpus(devices=SIZE, of_ranks=(), local_ranks=None, hosts=None, on_meta=False, kinds=None, address=None, **options):
-    """Wraps a model, where each process sees so many GPUs. of_ranks: what each rank gives besides the options. local_ranks, hosts, kinds: each
-    rank's LOCAL_RANK, machine, and kind of GPU. address: that of the card of which all GPUs are parts. Returns the number of its GPU, or the error, and whether the model is as it was."""
+def placed_on_gpus(devices=SIZE, of_ranks=(), local_ranks=None, on_meta=False, kinds=None, **options):
+    """Wraps a model, where each process sees so many GPUs. of_ranks: what each rank gives besides the options. local_ranks, kinds: each
+    rank's LOCAL_RANK, and kind of GPU. Returns the number of its GPU, or the error, and whether the model is as it was."""
     torch.manual_seed(3)
     with torch.device("meta" if on_meta else "cpu"):
         model = MODELS["normed"]()
@@ -405,22 +405,17 @@ def placed_on_gpus(devices=SIZE, of_ranks=(), local_ranks=None, hosts=None, on_m
         until.enter_context(fake_gpu.shared(devices=devices))
         if local_ranks is not None:
             until.enter_context(unittest.mock.patch.dict(os.environ, LOCAL_RANK=local_ranks[RANK]))
-        if hosts is not None:
-            place = _together.place_of_process()
-            until.enter_context(unittest.mock.patch.object(_together, "place_of_process", lambda: [hosts[RANK], *place[1:]]))
         if kinds is not None:
-            until.enter_context(unittest.mock.patch.object(_together.Driver, "name", lambda self, index: kinds[RANK]))
-        if address is not None:
-            until.enter_context(unittest.mock.patch.object(_together.Driver, "pci_address", lambda self, index: address))
+            until.enter_context(unittest.mock.patch.object(_gpu.Gpu, "kind", kinds[RANK]))
         try:
             model, _ = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", place="memory", patience=60, **given)
         except sluice.Error as error:
             return f"{type(error).__name__}: {error}", [id(p) for p in model.parameters()] == were
         session = next(model.parameters())._sluice
-        gpu, device = session.engine.gpu, device_of(session.engine)
+        device = device_of(session.engine)
         del session
         sluice.torch.close(model, values=False)
-        return device["index"], device["pci_address"], gpu.shared
+        return device["index"], device["pci_address"], device["shared"]
 
 
 def closed_without_room(**options):

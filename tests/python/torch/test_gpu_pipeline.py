@@ -144,9 +144,9 @@ NO_GPU = {"device": None, "device_memory": None, "device_facts": None}
 
 @pytest.mark.parametrize("what, options, words", [
     ("linears", {"device_memory": None, "device_facts": None}, "InvalidArgumentError: device is 'cuda', and device_memory is not given"),
-    ("linears", {"of_ranks": [{}, NO_GPU]}, "InvalidArgumentError: rank 0 computes on GPU .*, and rank 1 on the CPU"),
-    ("linears", {"of_ranks": [NO_GPU, {}]}, "InvalidArgumentError: rank 1 computes on GPU .*, and rank 0 on the CPU"),
-    ("linears", {"devices": 1}, "InvalidArgumentError: ranks 0 and 1 of one host are on one GPU"),
+    ("linears", {"of_ranks": [{}, NO_GPU]}, 'InvalidArgumentError: what computes is "the CPU" on rank 1, and "a GPU" on rank 0'),
+    ("linears", {"of_ranks": [NO_GPU, {}]}, 'InvalidArgumentError: what computes is "a GPU" on rank 1, and "the CPU" on rank 0'),
+    ("linears", {"devices": 1, "device_facts": None}, "InvalidArgumentError: ranks 0, 1 of one host are on one GPU"),
     ("linears", {"batch_on": "meta"}, "InvalidArgumentError: the batch has a tensor on meta; give it on the CPU"),
     ("linears", {"device_memory": "8MiB"}, "BudgetError"),
     ("linears", {"reproducible": True}, "InvalidArgumentError: reproducible is given to a Pipeline"),

@@ -105,7 +105,8 @@ class ModelEngine(Engine):
     def account(self) -> Account:
         """Returns the free bytes of the GPU's memory, and the engine's bytes there."""
         lines = {line.purpose: line.current for line in self.ledger() if line.tier == "device"}
-        return Account(device_of(self)["free"], lines["total"] - lines["base"])  # which is for CUDA and PyTorch
+        device = device_of(self)
+        return Account(device["free"], lines["total"] - lines["base"], device["shared"])  # the base is for CUDA and PyTorch
 
     def plan_with(self, of_pytorch: int) -> dict[str, Any]:
         """The plan of a GPU that leaves PyTorch so many bytes of its memory, by the rates of this one. Raises BudgetError where there is

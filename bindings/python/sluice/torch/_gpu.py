@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
-from ..errors import BudgetError, InvalidArgumentError, SystemIOError
+from ..errors import BudgetError, InvalidArgumentError
 from ..model import Size, size_of
 
 CPU = torch.device("cpu")
@@ -27,6 +27,7 @@ class Account(NamedTuple):
 
     free: int
     engine: int
+    shared: bool  # whether other ranks that train the same model are on that GPU, too
 
 
 class _Bounds:
@@ -58,8 +59,11 @@ class Gpu(NamedTuple):
 
     index: int  # type: ignore[assignment]
     device: torch.device
-    stated: bool = False  # whether the user gave its index
-    shared: bool = False  # whether other ranks that train the same model are on it, too
+
+    @property
+    def kind(self) -> str:
+        """The name of GPUs of its kind."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "the CPU"
 
     @property
     def beside(self) -> int:
@@ -167,8 +171,7 @@ def gpu_of(model: torch.nn.Module, device_memory: Optional[Size], device: Any, s
             + ("" if device is None else f", where device is {device!r}" + ("" if gpu is None else f" (GPU {gpu.index})"))
             + "; give the GPU to which it is to move (device='cuda'), or leave device_memory out to train on the CPU"
         )
-    assert gpu is not None
-    return gpu._replace(stated=device is not None and wanted.index is not None)
+    return gpu
 
 
 def _refuse_gpus(places: dict[str, torch.device], device: Any) -> None:
@@ -231,53 +234,12 @@ def _index(several: bool, shared: bool) -> int:
 
 def gpus_seen() -> int:
     """How many GPUs this process sees."""
-    return Driver().count() if _is_shared() else torch.cuda.device_count()
-
-
-class Driver:
-    """CUDA's driver, which describes the GPUs that this process sees before there is an engine."""
-
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL(os.environ.get("SLUICE_CUDA_DRIVER") or "libcuda.so.1")
-        self._call("cuInit", 0)
-
-    def count(self) -> int:
-        count = ctypes.c_int()
-        self._call("cuDeviceGetCount", ctypes.byref(count))
-        return count.value
-
-    def name(self, index: int) -> str:
-        return self._text("cuDeviceGetName", index)
-
-    def pci_address(self, index: int) -> str:
-        """As sluice_engine_device() has it."""
-        return self._text("cuDeviceGetPCIBusId", index).lower()
-
-    def uuid(self, index: int) -> str:
-        """Returns the UUID, which no other GPU has, and no other MIG instance of the same card, although it has the card's address."""
-        uuid = ctypes.create_string_buffer(16)
-        self._call("cuDeviceGetUuid_v2", uuid, self._device(index))
-        return uuid.raw.hex()
-
-    def _text(self, function: str, index: int) -> str:
-        text = ctypes.create_string_buffer(256)
-        self._call(function, text, len(text), self._device(index))
-        return text.value.decode("utf-8", "replace")
-
-    def _device(self, index: int) -> ctypes.c_int:
-        if index >= (count := self.count()):
-            raise InvalidArgumentError(
-                f"device is 'cuda:{index}', and this process sees {count} GPU{'s' * (count > 1)}, of which the first is 'cuda:0'; give "
-                "another number, or look at CUDA_VISIBLE_DEVICES and nvidia-smi"
-            )
-        device = ctypes.c_int()
-        self._call("cuDeviceGet", ctypes.byref(device), index)
-        return device
-
-    def _call(self, function: str, *given: Any) -> None:
-        result = getattr(self._library, function)(*given)
-        if result:
-            raise SystemIOError(f"CUDA's driver: {function} has failed with {result}; look at nvidia-smi")
+    if not _is_shared():
+        return torch.cuda.device_count()
+    count, driver = ctypes.c_int(), ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"])
+    driver.cuInit(0)
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    return count.value
 
 
 def _require_cuda() -> None:

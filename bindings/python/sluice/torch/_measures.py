@@ -215,8 +215,8 @@ class FirstStepOnGpu(FirstStep):
             return
         peak = self._gpu.peak()
         self._of_gpu["measured"] = None if peak is None else peak - self._held_on_gpu
-        if not self._gpu.shared:  # otherwise other ranks' memory would count, too
-            there = self._account()
+        there = self._account()
+        if not there.shared:  # otherwise other ranks' memory would count, too
             explained = there.engine - self._before.engine + self._gpu.held() - self._held_before
             self._taken_beside = max(0, self._before.free - there.free - explained)
             self._warn_of_the_gpu(self._taken_beside)

@@ -38,7 +38,7 @@ from ._stages import IDS, Blocks, Cut, Lookups, Table, blocks_of, model_of
 from ._together import Which, together
 from ._units import bytes_in_memory
 from ._weights import stored_of
-from ._wrap import checked, close, engine_of, move_in, session_of
+from ._wrap import check_alike, close, engine_of, move_in, session_of
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -99,7 +99,7 @@ class Stage:
             with ready.phase("planning"):
                 blocks, self._cut_of, prepared, stored = others.agreed(planned)
                 alike = {"micro_batches": micro_batches, "pipeline": pipeline, "chunks": chunks, "stages": stages}
-                prepared = checked(model, prepared, stored, others, **alike)
+                check_alike(model, prepared, stored, others, **alike)
             self._chunks, self._actions = chunks, actions_of(pipeline, self.stages, chunks, micro_batches, self.stage)
             self._of_transformers = blocks.of_transformers
             self._parameters = [(name, p.dtype) for name, p in model.named_parameters()]

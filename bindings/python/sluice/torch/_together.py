@@ -22,7 +22,7 @@ from ..errors import Error, InvalidArgumentError, StateError
 from ..model import Folder, Path, folders_of
 from ..ranks import MOST_LOCAL, Ranks, along, check_deadlines, shared_memory
 from ._gloo_links import GlooLinks
-from ._gpu import Driver, Gpu
+from ._gpu import Gpu
 
 T = TypeVar("T")
 
@@ -91,20 +91,6 @@ class Together:
             found = self._exchange("what differs", hashlib.sha256(repr(parts[:middle]).encode()).hexdigest())
             same, other = (middle, other) if len(set(found)) == 1 else (same, middle)
         return self._exchange("the first difference", parts[same] if same < len(parts) else "nothing more")
-
-    def check_gpus(self, gpu: Optional[Gpu], draws: bool) -> Optional[Gpu]:
-        """This rank's GPU, or None for the CPU, with whether another rank is on it, too. Raises, on all ranks alike, where that is not what
-        the user has asked for, and where it does not work. draws: first values are drawn on it."""
-        if self.ranks is None:
-            return gpu
-        own = None if gpu is None else GpuOfRank.of(gpu, draws)._asdict()
-        told = self._exchange("the GPUs", own)
-        places = {rank: GpuOfRank(**place) for rank, place in enumerate(told) if place is not None}
-        _check_places(places, len(told))
-        if gpu is None:
-            return None
-        mine = places[self.ranks.rank]
-        return gpu._replace(shared=sum(place.is_that_of(mine) for place in places.values()) > 1)
 
     def _exchange(self, name: str, own: Any) -> list[Any]:
         assert self.ranks is not None, "there are others"
@@ -208,54 +194,6 @@ def _short(value: Any) -> str:
 def _digest(buffer: torch.Tensor) -> str:
     flat = buffer.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().data).hexdigest()[:16]
-
-
-# ---- the GPUs that they have ----
-
-
-class GpuOfRank(NamedTuple):
-    """A rank's GPU, as it tells the others."""
-
-    host: str
-    uuid: str
-    address: str
-    kind: str
-    number: int  # to its process
-    stated: bool  # whether the user gave the number
-    draws: bool  # whether first values are drawn there
-
-    @staticmethod
-    def of(gpu: Gpu, draws: bool) -> GpuOfRank:
-        driver, i = Driver(), gpu.index
-        return GpuOfRank(place_of_process()[0], driver.uuid(i), driver.pci_address(i), driver.name(i), i, gpu.stated, draws)
-
-    def is_that_of(self, other: GpuOfRank) -> bool:
-        return (self.host, self.uuid) == (other.host, other.uuid)
-
-
-def _check_places(places: Mapping[int, GpuOfRank], ranks: int) -> None:
-    """places: by rank, of those that compute on GPUs."""
-    without = next((rank for rank in range(ranks) if rank not in places), None)
-    for rank, place in places.items():
-        if without is not None:
-            raise InvalidArgumentError(
-                f"rank {rank} computes on GPU {place.address}, and rank {without} on the CPU; all ranks do the same: give device_memory on "
-                "all of them, or on none"
-            )
-        first = places[0]
-        if place.draws and place.kind != first.kind:
-            raise InvalidArgumentError(
-                f"first values are drawn on the GPUs, and rank {rank} has a {place.kind}, and rank 0 a {first.kind}, which may draw others; "
-                "build the model on the CPU, or give its values as weights"
-            )
-        here = [other for other in places if places[other].is_that_of(place)]
-        if len(here) > 1 and not all(places[other].stated for other in here):
-            raise InvalidArgumentError(
-                f"ranks {', '.join(map(str, here[:-1]))} and {here[-1]} of one host are on one GPU ({place.address}, '{place.kind}'); give each "
-                "one of its own: call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the model is made or moved, and start as "
-                f"many ranks as there are GPUs. To let them share that one, give its number (device='cuda:{place.number}') and device_facts "
-                "on each of them, and device_memory so that all fit"
-            )
 
 
 def _shared(folder: Folder, ranks: int) -> Folder:

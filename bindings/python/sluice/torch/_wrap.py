@@ -139,17 +139,16 @@ def wrap_with(
             prepared, stored = others.agreed(
                 lambda: (prepare(model, optimizer, together=others, **options), {} if find is None else find())
             )
-            prepared = checked(model, prepared, stored, others)
+            check_alike(model, prepared, stored, others)
         return move_in(model, prepared, stored, others, ready)
 
 
-def checked(
-    model: torch.nn.Module, prepared: Prepared, stored: Mapping[str, InFiles], others: Together, **given: Any
-) -> Prepared:
-    """The same, after all ranks were found to have the same, `given` included, and GPUs that they may have."""
-    others.check_alike(given | prepared.alike, model)  # of settings first, by which models may be cut otherwise
-    draws = any(p.is_meta and name not in stored for name, p in model.named_parameters())
-    return prepared._replace(gpu=others.check_gpus(prepared.gpu, draws))
+def check_alike(model: torch.nn.Module, prepared: Prepared, stored: Mapping[str, InFiles], others: Together, **given: Any) -> None:
+    """Raises InvalidArgumentError where the ranks have not the same, `given` included, by which models may be cut otherwise."""
+    alike = given | prepared.alike
+    if prepared.gpu is not None and any(p.is_meta and name not in stored for name, p in model.named_parameters()):
+        alike["the GPU on which first values are drawn, unless they are the model's own or come from weights,"] = prepared.gpu.kind
+    others.check_alike(alike, model)
 
 
 def hands_to_wrap(called: Called) -> Called:
