@@ -21,9 +21,6 @@ from .errors import CorruptError, Error, InvalidArgumentError, StateError
 T = TypeVar("T")
 R = TypeVar("R", bound="Ranks")
 
-MOST_LOCAL = 64
-"""The most ranks that share memory."""
-
 MOST_EXCHANGED = 65536
 """The most bytes that a rank may give to Ranks.exchange()."""
 

@@ -18,13 +18,13 @@ import torch
 import transformers
 from support import fake_gpu, families
 from support import sluice_package  # noqa: F401: skips where the library is not built
+from support.links import no_shared_memory
 from support.wrapped_models import on_meta
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import sluice
 import sluice.torch
-from sluice.torch import _together
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ON_GPU = {"device": "cuda", "device_memory": "600MiB", "device_facts": fake_gpu.FACTS}
@@ -283,17 +283,6 @@ def planned(module):
     return [None if engine.gpu is None else engine.gpu.index, plan["stage"], *sorted(tiers)]
 
 
-@contextlib.contextmanager
-def _links(kind):
-    opened = _together._opened
-    if kind == "gloo":
-        _together._opened = lambda group: None
-    try:
-        yield
-    finally:
-        _together._opened = opened
-
-
 def piped(
     name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", pipeline="1f1b", links=None, load=None, save=None,
     steps=STEPS, first=0, recompute=False, scheduled=True, meta=False, **options
@@ -305,7 +294,7 @@ def piped(
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-    with _links(links):
+    with no_shared_memory() if links == "gloo" else contextlib.nullcontext():
         pipe = sluice.torch.Pipeline(model, settings, micro_batches=micro_batches, pipeline=pipeline, **given)
     scheduler, losses, norms = _scheduler(pipe.optimizer, first), [], []
     if load is not None:

@@ -12,11 +12,11 @@ import shutil
 import tempfile
 import time
 import unittest.mock
-import warnings
 
 import safetensors.torch
 import torch
 from support import fake_gpu
+from support.links import no_shared_memory
 from support.over_ranks_models import MODELS, WHOLE, units_of
 from support.user_models import image_loss
 from support.wrapped_models import on_meta, readable, small_gpt2, units_of_modules, wrap
@@ -114,15 +114,12 @@ def _wrapped(name, place, links=None, seed_of_rank=False, update="AdamW", dtype=
         options["device_facts"] = sluice.DeviceFacts(2e10, 2e10, 3e10, 1e10, 1e10, base=0, between_gpus=1e11)
     if gpu_links is not None:
         options["links"] = gpu_links
-    opened, place_of_process = _together._opened, _together.place_of_process
-    if links == "gloo":
-        _together._opened = lambda group: None
-    if links == "hosts":
-        _together.place_of_process = lambda: ["host", RANK // 2]
-    try:
+    with contextlib.ExitStack() as until:
+        if links == "gloo":
+            until.enter_context(no_shared_memory())
+        if links == "hosts":
+            until.enter_context(unittest.mock.patch.object(_together, "place_of_process", lambda: ["host", RANK // 2]))
         return wrap(model, place, getattr(sluice, update)(lr=1e-3), **({"units": units_of(name, model), "held_units": 2} | options))
-    finally:
-        _together._opened, _together.place_of_process = opened, place_of_process
 
 
 def train(
@@ -553,25 +550,6 @@ def buffer_of_rank(how):
             optimizer.zero_grad()
     sluice.torch.close(model)
     return None
-
-
-def fallback():
-    """Trains where the last rank cannot open rank 0's memory. Returns what rank 0 is warned of."""
-    opened = os.open
-
-    def refused(path, *arguments, **named):
-        if str(path).startswith("/proc/") and RANK == SIZE - 1:
-            raise PermissionError(13, "Permission denied")
-        return opened(path, *arguments, **named)
-
-    os.open = refused
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            made = train()
-    finally:
-        os.open = opened
-    return made | {"warnings": [str(each.message) for each in caught if "over Gloo" in str(each.message)]}
 
 
 def _with_ddp(name="gpt2", steps=2, accumulate=SIZE, clip=None, save=None, infinite=None, to_none=True):

@@ -34,11 +34,12 @@ def run(program, size=2, **variables):
 FAILS = """
 import gc
 from support import fake_gpu
-from sluice.torch import _together
+from support.links import no_shared_memory
 how, stage, left = os.environ["HOW"], int(os.environ["STAGE"]), []
 given = {"stage": stage, "units": {"first": ["0.weight", "0.bias"], "last": ["2.weight", "2.bias"]}, "held_units": 2}
 if "gloo" in how:
-    _together._opened = lambda group: None
+    over_gloo = no_shared_memory()
+    over_gloo.__enter__()
 if "GPU" in how:
     fake_gpu.share_memory(devices=2)
     given |= {"device": "cuda", "device_memory": "512MiB", "device_facts": fake_gpu.FACTS, "accumulate": 2 if "in backward" in how else 0}
@@ -393,8 +394,9 @@ def test_a_trainer_on_ranks_has_the_losses_of_ddp(tmp_path):
 
 
 HOLDS_THE_LOCK = """
-from sluice.torch import _together
-_together._opened = lambda group: None
+from support.links import no_shared_memory
+over_gloo = no_shared_memory()
+over_gloo.__enter__()
 model = nn.Linear(600, 600)
 model, optimizer = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", stage=3, silence=2.5)
 model(torch.ones(1, 600)).square().mean().backward()

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import uuid
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar, Union
@@ -20,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..errors import Error, InvalidArgumentError, StateError
 from ..model import Folder, Path, folders_of
-from ..ranks import MOST_LOCAL, Ranks, along, check_deadlines, shared_memory
+from ..ranks import Ranks, along, check_deadlines
 from ._gloo_links import GlooLinks
 from ._gpu import Gpu
 
@@ -355,8 +354,8 @@ class Meeting:
 
 
 def _join(which: Which, silence: float, patience: float) -> Together:
-    """Joins the ranks that there are: over memory that they share on a host, else over Gloo. All ranks call it. Warns where ranks of
-    one machine cannot share memory. The arguments are wrap()'s."""
+    """Joins the ranks that there are: over Gloo, and those of a host over memory that they share. All ranks call it. The arguments are
+    wrap()'s."""
     check_deadlines(silence, patience)
     if isinstance(which, Together):
         return which
@@ -364,56 +363,18 @@ def _join(which: Which, silence: float, patience: float) -> Together:
         return Together()
     meeting = Meeting(which, patience)
     places = meeting.gather(place_of_process())
-    here = sum(place == places[meeting.rank] for place in places)
-    descriptor = _opened(meeting) if here == meeting.size <= MOST_LOCAL else None
-    if descriptor is None:
-        host = "" if here == meeting.size else str(places[meeting.rank])  # ranks of a host alone share its memory
-        ranks = Ranks.linked(GlooLinks(meeting.gloo()), "Gloo", host=host, silence=silence, patience=patience)
-    else:
-        try:
-            ranks = Ranks.local(descriptor, meeting.rank, silence=silence, patience=patience)
-        finally:
-            os.close(descriptor)
+    host = places[meeting.rank]
+    ranks = Ranks.linked(GlooLinks(meeting.gloo()), "Gloo", host=str(host), silence=silence, patience=patience)
     try:
         ranks.barrier("joining")
     except BaseException:
         ranks.close()
         raise
     meeting.forget()
-    return Together(ranks, here)
+    return Together(ranks, places.count(host))
 
 
 def place_of_process() -> list[Any]:
     """The machine, the names of processes in it, and the user: processes that have these in common can open each other's memory."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return [file.read().strip(), os.stat("/proc/self/ns/pid").st_ino, os.geteuid()]
-
-
-def _opened(meeting: Meeting) -> Optional[int]:
-    """A descriptor of memory that all ranks share, which rank 0 makes. None where one of them cannot open it."""
-    with contextlib.ExitStack() as unless_all_have_it:
-        descriptor, problem = None, None
-        try:
-            if meeting.rank == 0:
-                descriptor = shared_memory(meeting.size)
-                unless_all_have_it.callback(os.close, descriptor)
-        except Error as error:
-            problem = str(error)
-        pid, number = meeting.gather([os.getpid(), descriptor])[0]
-        if meeting.rank != 0 and number is not None:
-            try:
-                descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
-                unless_all_have_it.callback(os.close, descriptor)
-            except OSError as error:
-                problem = f"rank {meeting.rank} cannot open rank 0's: {error.strerror}"
-        problems = [text for text in meeting.gather(problem) if text is not None]
-        if not problems:
-            unless_all_have_it.pop_all()
-            return descriptor
-    if meeting.rank == 0:
-        warnings.warn(
-            f"the ranks of this machine cannot exchange bytes through memory ({problems[0]}), and do so over Gloo, which is slower",
-            RuntimeWarning,
-            stacklevel=8,
-        )
-    return None
