@@ -57,7 +57,7 @@ def text_of(function: str, *arguments: Any) -> str:
 
 
 @contextlib.contextmanager
-def _handlers_later() -> Iterator[Callable[[], None]]:
+def handlers_later() -> Iterator[Callable[[], None]]:
     """A `with` in which handlers of signals run only when the function that it gives is called, and at its end. Python runs them where one
     of its functions begins; in one that the library calls nothing catches what they raise, ctypes drops it, and the library goes on."""
     handlers: dict[int, Callable[[int, Any], Any]] = {}
@@ -91,7 +91,7 @@ def called_back(run: Callable[..., object]) -> Iterator[Callable[..., int]]:
     """A `with` for a call of the library that calls `run`: gives the function that stands for it, which returns 1 where `run` or a handler
     of a signal raises. That is raised at the end, in place of the call's error."""
     raised: list[BaseException] = []
-    with _handlers_later() as run_handlers:
+    with handlers_later() as run_handlers:
 
         def guarded(*arguments: Any) -> int:
             try:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Optional, TypeVar
 
 import torch
 
-from .._handle import of_thread
+from .._handle import handlers_later, of_thread
 from ..errors import BudgetError, Error, InvalidArgumentError, StateError, SystemIOError
 from ..model import Folder, Path, Size, folders_of, size_of
 from ..optimizers import Optimizer as Settings
@@ -153,7 +153,6 @@ class _Threads:
         self.baton = _Baton()
         self._failed: list[int] = []
         self._in_call = threading.Lock()
-        self._kept: Optional[list[BaseException]] = None  # interrupts that are raised later
         self.joined = [Together()] if len(gpus) == 1 else self._join(len(gpus), silence, patience)
         self._turns = [_Turns(self.baton, stage, gpu if gpu in gpus[:stage] else None) for stage, gpu in enumerate(gpus)]
         self._pools = [
@@ -178,49 +177,23 @@ class _Threads:
             raise StateError(
                 "a Pipeline is used by two threads at the same time, or by a layer or loss_fn that it calls; let them use it one after another"
             )
+        calls: list[concurrent.futures.Future[T]] = []
         try:
             self._failed.clear()
-            calls: list[concurrent.futures.Future[T]] = []
-            return self._results(calls, self._begin(call, calls))
+            modes = _Modes.now()
+            with handlers_later():  # Ctrl-C waits, so that all stages come to the end and the pipeline can go on
+                for stage, (pool, turns) in enumerate(zip(self._pools, self._turns, strict=True)):
+                    calls.append(pool.submit(contextvars.copy_context().run, self._called, turns, modes, call, stage))
+                concurrent.futures.wait(calls, return_when=concurrent.futures.FIRST_EXCEPTION)
+                if concurrent.futures.wait(calls, _GRACE).not_done and (ranks := self.joined[0].ranks) is not None:
+                    Ranks.fail(ranks, "another stage had an error in the same call")
+                concurrent.futures.wait(calls)
+                for stage in self._failed:
+                    calls[stage].result()
+                return [each.result() for each in calls]
         finally:
             calls.clear()  # errors refer to this frame
             self._in_call.release()
-
-    def _begin(self, call: Callable[[int], T], calls: list[concurrent.futures.Future[T]]) -> Optional[BaseException]:
-        """Begins the calls of all stages, and waits for their ends. Returns what has interrupted that, if anything has."""
-        modes = _Modes.now()
-        try:
-            for stage, (pool, turns) in enumerate(zip(self._pools, self._turns, strict=True)):
-                calls.append(pool.submit(contextvars.copy_context().run, self._called, turns, modes, call, stage))
-        except BaseException as interrupt:  # not all have begun
-            self._fail(f"{type(interrupt).__name__}: {interrupt}")
-            concurrent.futures.wait(calls)
-            return interrupt
-        return self._await(calls)
-
-    def _results(self, calls: Sequence[concurrent.futures.Future[T]], interrupt: Optional[BaseException]) -> list[T]:
-        first = next((calls[stage].exception() for stage in self._failed if calls[stage].exception() is not None), None)
-        try:
-            if interrupt is not None and self._kept is not None and first is None:
-                self._kept.append(interrupt)
-            elif interrupt is not None:
-                raise interrupt from first
-            if first is not None:
-                raise first
-            return [each.result() for each in calls]
-        finally:
-            del first, interrupt  # which refer to this frame
-
-    @contextlib.contextmanager
-    def kept_together(self) -> Iterator[None]:
-        """A `with` at whose end is raised what has interrupted the calls in it."""
-        self._kept = []
-        try:
-            yield
-            if self._kept:
-                raise self._kept[0]
-        finally:
-            self._kept = None
 
     def _called(self, turns: _Turns, modes: _Modes, call: Callable[[int], T], stage: int) -> T:
         with turns.computing(), modes.there():
@@ -229,29 +202,6 @@ class _Threads:
             except BaseException:
                 self._failed.append(stage)
                 raise
-
-    def _await(self, calls: Sequence[concurrent.futures.Future[T]]) -> Optional[BaseException]:
-        """Waits until the stages have done what they do. Returns what has interrupted that (Ctrl-C), if anything has: they still come to the
-        end, so that the pipeline can go on. A second one ends their work with an error, and a third one the wait."""
-        interrupts: list[BaseException] = []
-        while True:
-            try:
-                concurrent.futures.wait(calls, return_when=concurrent.futures.FIRST_EXCEPTION)
-                if concurrent.futures.wait(calls, _GRACE).not_done:
-                    self._fail("another stage had an error in the same call")
-                concurrent.futures.wait(calls)
-                return interrupts[0] if interrupts else None
-            except BaseException as interrupt:
-                interrupts.append(interrupt)
-                if len(interrupts) == 2:
-                    self._fail(f"the call was interrupted twice ({type(interrupt).__name__})")
-                if len(interrupts) > 2:
-                    raise
-
-    def _fail(self, text: str) -> None:
-        """Ends the work of all stages."""
-        if (ranks := self.joined[0].ranks) is not None:
-            Ranks.fail(ranks, text)
 
     def close(self) -> None:
         """Ends the threads."""
@@ -593,7 +543,7 @@ class Pipeline(Stage):
     # ---- what each stage does ----
 
     def train_step(self, batch: Any, loss_fn: Optional[Loss] = None, *, clip: Optional[float] = None) -> torch.Tensor:
-        with contextlib.nullcontext() if self._threads is None else self._threads.kept_together():
+        with contextlib.nullcontext() if self._threads is None else handlers_later():
             return super().train_step(batch, loss_fn, clip=clip)
 
     def forward_backward(self, batch: Any, loss_fn: Optional[Loss] = None) -> torch.Tensor:
