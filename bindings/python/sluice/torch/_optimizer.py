@@ -83,23 +83,38 @@ class Optimizer(torch.optim.Optimizer):
         returns when rank 0 has their parts; on GPUs all of them call it. Raises BudgetError where they have no room."""
         self._check_open()
         made = super().state_dict()
-        with self._session.presence.users:
-            state = _read_state(self._session.presence)
         made["param_groups"] = [{**group, **self._first.implied} for group in made["param_groups"]]
-        made["state"] = {i: state[home.index] for i, home in enumerate(self._homes()) if home and home.index in state}
+        made["state"] = self._read()
         return made
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state_dict of the same optimizer for the same model, of Sluice or torch.optim. Raises
         InvalidArgumentError, with nothing changed, where it does not fit."""
         self._check_open()
-        homes, given = self._homes(), state_dict.get("state", {})
-        unknown = [i for i in given if i not in range(len(homes))]
-        if unknown:
+        given, count = state_dict.get("state", {}), sum(map(len, self._members))
+        if unknown := [i for i in given if i not in range(count)]:
             raise InvalidArgumentError(
-                f"the state_dict has state of parameter {unknown[0]!r}, and the optimizer {len(homes)} parameters; load "
+                f"the state_dict has state of parameter {unknown[0]!r}, and the optimizer {count} parameters; load "
                 "the state_dict of the same model"
             )
+        before = super().state_dict()
+        super().load_state_dict({**state_dict, "state": {}})  # checks the groups first
+        try:
+            self._settings()
+            self._write(given)
+        except Exception:
+            super().load_state_dict(before)
+            raise
+
+    def _read(self) -> dict[int, Any]:
+        """The engine's state, by the numbers of parameters in a state_dict."""
+        with self._session.presence.users:
+            state = _read_state(self._session.presence)
+        return {i: state[home.index] for i, home in enumerate(self._homes()) if home and home.index in state}
+
+    def _write(self, given: Mapping[int, Any]) -> None:
+        """Sets the engine's state."""
+        homes = self._homes()
         state = {home.index: given[i] for i in given if (home := homes[i]) is not None and home.trainable}
         frozen = [home.name for i in given if given[i] and (home := homes[i]) is not None and not home.trainable]
         if frozen:
@@ -107,17 +122,10 @@ class Optimizer(torch.optim.Optimizer):
                 f"the state_dict has state of '{frozen[0]}', which was frozen when the model was wrapped; such state is left out "
                 f"({len(frozen)} parameters)",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        before = super().state_dict()
-        super().load_state_dict({**state_dict, "state": {}})  # checks the groups first
-        try:
-            self._settings()
-            with self._session.presence.users:
-                _write_state(self._session.presence, state)
-        except Exception:
-            super().load_state_dict(before)
-            raise
+        with self._session.presence.users:
+            _write_state(self._session.presence, state)
 
     def _check_open(self) -> None:
         self._session.presence.check_open(
@@ -173,8 +181,12 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if float(getattr(self, "found_inf", 0.0)) == 0:
-            self._session.step(self._settings(), 1.0 / float(getattr(self, "grad_scale", None) or 1.0))
+            self._update(1.0 / float(getattr(self, "grad_scale", None) or 1.0))
         return loss
+
+    def _update(self, factor: float) -> None:
+        """Updates by the gradients times a factor."""
+        self._session.step(self._settings(), factor)
 
     @outside_of_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:

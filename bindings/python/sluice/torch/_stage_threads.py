@@ -344,76 +344,45 @@ class _OptimizerOfStages(Optimizer):
         self._members = [[id(p) for p in group["params"]] for group in self.param_groups]
         self._sealed = True
 
-    def tell(self) -> None:
-        """Gives the settings of the groups to the stages."""
-        self._settings()
+    def _settings(self) -> list[Settings]:
+        """The groups' settings, which the stages get, too."""
+        found = super()._settings()
         for stage in self._stages:
             for group, own in zip(self.param_groups, stage.optimizer.param_groups, strict=True):
                 own.update((key, value) for key, value in group.items() if key != "params")
+        return found
 
     def ask(self) -> None:
         """Takes the settings of stage 0, which all stages have."""
         for group, own in zip(self.param_groups, self._stages[0].optimizer.param_groups, strict=True):
             group.update((key, value) for key, value in own.items() if key != "params")
 
-    @outside_of_graphs
-    @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Updates the parameters of all stages that have gradients."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.tell()
+    def _update(self, factor: float) -> None:
+        self._settings()
 
         def step(stage: int) -> None:
             with self._stages[stage]._failing():
                 self._stages[stage].optimizer.step()
 
         self._threads.all(step)
-        return loss
 
     @outside_of_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of each torch.optim.Optimizer."""
         self._threads.all(lambda stage: self._stages[stage].optimizer.zero_grad(set_to_none))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The settings of the groups, and the state of all stages, as of Optimizer."""
-        self._check_open()
-        self.tell()
-        made = torch.optim.Optimizer.state_dict(self)
-        made["param_groups"] = [{**group, **self._first.implied} for group in made["param_groups"]]
-        of_stages = self._threads.all(lambda stage: self._stages[stage].optimizer.state_dict()["state"])
+    def _read(self) -> dict[int, Any]:
+        of_stages = self._threads.all(lambda stage: self._stages[stage].optimizer._read())
         state = {own[i]: array for own, arrays in zip(self._places(), of_stages, strict=True) for i, array in arrays.items()}
-        made["state"] = dict(sorted(state.items()))
-        return made
+        return dict(sorted(state.items()))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state_dict, as Optimizer does."""
-        self._check_open()
-        given = state_dict.get("state", {})
-        count = sum(map(len, self._members))
-        if unknown := [i for i in given if i not in range(count)]:
-            raise InvalidArgumentError(
-                f"the state_dict has state of parameter {unknown[0]!r}, and the optimizer {count} parameters; load the state_dict of the same model"
-            )
-        before = torch.optim.Optimizer.state_dict(self)
-        torch.optim.Optimizer.load_state_dict(self, {**state_dict, "state": {}})  # checks the groups first
+    def _write(self, given: Mapping[int, Any]) -> None:
         places = self._places()
 
-        def load(stage: int) -> None:
-            optimizer, own = self._stages[stage].optimizer, places[stage]
-            groups = zip(self.param_groups, torch.optim.Optimizer.state_dict(optimizer)["param_groups"], strict=True)
-            told = [{**group, "params": numbers["params"]} for group, numbers in groups]
-            optimizer.load_state_dict({"state": {i: given[place] for i, place in enumerate(own) if place in given}, "param_groups": told})
+        def write(stage: int) -> None:
+            self._stages[stage].optimizer._write({i: given[place] for i, place in enumerate(places[stage]) if place in given})
 
-        try:
-            self._settings()
-            self._threads.all(load)
-        except Exception:
-            torch.optim.Optimizer.load_state_dict(self, before)
-            raise
+        self._threads.all(write)
 
     def _places(self) -> list[list[int]]:
         """By stage, for each of its parameters, the number of that in all groups."""
@@ -534,11 +503,18 @@ class Pipeline(Stage):
             if callable(getattr(model, "save_pretrained", None)):
                 override(model, "save_pretrained", refuse_to_save)
 
-    def _all(self, call: Callable[[Stage], T]) -> list[T]:
-        """Has all stages of this process do something, each in its thread."""
-        assert self._threads is not None, "the stages are threads"
+    def _all(self, call: Callable[..., T], *given: Any) -> list[T]:
+        """Has the stages of this process do something: itself, or each in its thread."""
+        if self._threads is None:
+            return [call(self, *given)]
         self._check_open()
-        return self._threads.all(lambda stage: call(self._every[stage]))
+        return self._threads.all(lambda stage: call(self._every[stage], *given))
+
+    def _awaited(self, batch: Any) -> Any:
+        """The same batch, after what the caller has queued on a GPU, whose stages have streams of their own if they are threads."""
+        if self._threads is not None:
+            mapped(batch, _wait_for)
+        return batch
 
     # ---- what each stage does ----
 
@@ -547,41 +523,32 @@ class Pipeline(Stage):
             return super().train_step(batch, loss_fn, clip=clip)
 
     def forward_backward(self, batch: Any, loss_fn: Optional[Loss] = None) -> torch.Tensor:
-        if self._threads is None:
-            return super().forward_backward(batch, loss_fn)
-        mapped(batch, _wait_for)
-        return self._all(lambda stage: stage.forward_backward(batch, loss_fn))[0]
+        return self._all(Stage.forward_backward, self._awaited(batch), loss_fn)[0]
 
     def evaluate(self, batch: Any, loss_fn: Optional[Loss] = None) -> torch.Tensor:
-        if self._threads is None:
-            return super().evaluate(batch, loss_fn)
-        mapped(batch, _wait_for)
-        return self._all(lambda stage: stage.evaluate(batch, loss_fn))[0]
+        return self._all(Stage.evaluate, self._awaited(batch), loss_fn)[0]
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        if self._threads is None:
-            return super().clip_grad_norm_(max_norm)
-        return self._all(lambda stage: stage.clip_grad_norm_(max_norm))[0]
+        return self._all(Stage.clip_grad_norm_, max_norm)[0]
 
     def state_dict(self) -> dict[str, Any]:
         if self._threads is None:
             return super().state_dict()
         found: dict[str, Any] = {}
-        for own in self._all(lambda stage: stage.state_dict()):
+        for own in self._all(Stage.state_dict):
             found = own | found  # a buffer beside the layers is stage 0's
         return {name: found[name] for name in self._names}
 
     def save(self, folder: Path, keep: int = 0, files: Optional[Mapping[str, Sequence[Any]]] = None) -> str:
-        if self._threads is None:
-            return super().save(folder, keep, files)
-        self._of_all.tell()
-        return self._all(lambda stage: stage.save(folder, keep, files))[0]
+        self._check_open()
+        if self._threads is not None:
+            self.optimizer._settings()  # of which all stages get to know
+        return self._all(Stage.save, folder, keep, files)[0]
 
     def load(self, path: Path) -> None:
-        if self._threads is None:
-            return super().load(path)
-        self._all(lambda stage: stage.load(path))
-        self._of_all.ask()
+        self._all(Stage.load, path)
+        if isinstance(self.optimizer, _OptimizerOfStages):
+            self.optimizer.ask()
 
     def close(self, *, values: bool = True) -> None:
         if self._threads is None:
@@ -589,22 +556,17 @@ class Pipeline(Stage):
         elif not self._closed:
             kept: dict[str, Any] = {}
             try:
-                self._all(lambda stage: stage.close(values=values))
+                self._all(functools.partial(Stage.close, values=values))
             except SystemIOError:  # since a stage has failed before; all of them are still there
                 if any(stage._closed for stage in self._every):
                     raise
                 kept = self.state_dict()
-                self._all(lambda stage: stage.close(values=False))
+                self._all(functools.partial(Stage.close, values=False))
             restore(self.module)
             vars(self.module).pop(PIPELINE, None)
             self._closed = True
             self._threads.close()
             _give_back(self.module, kept)
-
-    @property
-    def _of_all(self) -> _OptimizerOfStages:
-        assert isinstance(self.optimizer, _OptimizerOfStages), "the stages are threads"
-        return self.optimizer
 
     def _tell(self, error: BaseException) -> None:
         if self._threads is None:
@@ -612,7 +574,6 @@ class Pipeline(Stage):
 
 
 def _wait_for(t: torch.Tensor) -> None:
-    """Waits for what the caller has queued on a GPU, whose stages have streams of their own."""
     if t.is_cuda:
         torch.cuda.current_stream(t.device).synchronize()
 
