@@ -1,6 +1,5 @@
 """Checkpoints of a wrapped model's engine: all that the model needs to go on with the same bits, buffers and groups included."""
 
-import warnings
 
 import pytest
 import torch
@@ -188,25 +187,6 @@ def test_what_a_checkpoint_cannot_have_is_said(tmp_path):
     optimizer.param_groups[0]["lr"] = 0.5
     sluice.torch.engine_of(model).load(tmp_path)
     assert optimizer.param_groups[0]["lr"] == 1e-3
-
-
-def test_a_buffer_that_is_not_saved_is_named_where_it_has_changed(tmp_path):
-    model, _ = wrap(model_with_buffers(), "memory")
-    model(drawn(0))
-    engine = sluice.torch.engine_of(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        engine.save(tmp_path / "same")
-        model.unsaved.copy_(torch.ones(3))  # as rotary positions are, in each call
-        engine.save(tmp_path / "written again")
-    says = r"has not the buffer 'unsaved' \(persistent=False\), which has changed"
-    model.unsaved.add_(1)
-    with pytest.warns(UserWarning, match=says):
-        engine.save(tmp_path / "written")
-    model, _ = wrap(model_with_buffers(), "memory")
-    model.unsaved = torch.zeros(3)
-    with pytest.warns(UserWarning, match=says):
-        sluice.torch.engine_of(model).save(tmp_path / "another")
 
 
 def test_files_of_the_callers_take_no_names_of_the_checkpoints_own(tmp_path):

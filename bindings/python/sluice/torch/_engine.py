@@ -13,7 +13,6 @@ import os
 import pathlib
 import warnings
 import weakref
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -55,7 +54,6 @@ class ModelEngine(Engine):
     ready: Ready | None = None
     presence: weakref.ref[Any] | None = None  # a Presence of _presence.py, once the model has moved in
     optimizer: Callable[[], Any] = staticmethod(lambda: None)  # an Optimizer of _optimizer.py, as long as it lives
-    unsaved: Mapping[str, int] = {}  # checksums of the buffers that a checkpoint has not, as they were then
     # Of a stage of a pipeline: the names of all stages' buffers, and what gathers them from their own.
     buffers_of_all: tuple[Sequence[str], Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] | None = None
 
@@ -294,11 +292,6 @@ def _files_of(model: torch.nn.Module, engine: ModelEngine) -> tuple[dict[str, li
     ]
     buffers = saved_buffers(model)
     lacking += [f"the buffer '{name}' ({b.dtype}, {b.layout})" for name, b in buffers.items() if not _can_be_saved(b)]
-    lacking += [
-        f"the buffer '{name}' (persistent=False), which has changed since the model was wrapped"
-        for name, values in unsaved_buffers(model).items()
-        if engine.unsaved.get(name) != values
-    ]
     buffers = {name: buffer for name, buffer in buffers.items() if _can_be_saved(buffer)}
     if engine.buffers_of_all is not None:
         buffers = engine.buffers_of_all[1](buffers)
@@ -322,21 +315,6 @@ def saved_buffers(model: torch.nn.Module, recurse: bool = True) -> dict[str, tor
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
         if name not in module._non_persistent_buffers_set
     }
-
-
-def unsaved_buffers(model: torch.nn.Module) -> dict[str, int]:
-    """The checksums of the values of the other buffers. (Forward may write the same values again, as rotary positions do.)"""
-    saved = saved_buffers(model)
-    return {name: _checksum(b) for name, b in model.named_buffers(remove_duplicate=False) if name not in saved}
-
-
-def _checksum(buffer: torch.Tensor) -> int:
-    if buffer.is_meta or not _can_be_saved(buffer):
-        return 0 if buffer.is_inference() else buffer._version
-    checksum = 0
-    for piece in pieces_of({"values": buffer}):
-        checksum = zlib.crc32(piece, checksum)
-    return checksum
 
 
 def _can_be_saved(buffer: torch.Tensor) -> bool:

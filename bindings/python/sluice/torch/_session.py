@@ -17,7 +17,7 @@ from ..optimizers import Optimizer as Settings
 from . import _full, _homes, _reproducible
 from ._calls import Calls
 from ._demand import Demand
-from ._engine import ModelEngine, unsaved_buffers
+from ._engine import ModelEngine
 from ._gradients import Arrived, Gradient, Gradients
 from ._guards import guard, keep_touches_served, override, refuse_copy, restore
 from ._homes import Home
@@ -124,8 +124,6 @@ class Session:
         presence.first_step.begin()
         presence.first_step.planned(self.engine.plan())
         self.engine.presence = weakref.ref(presence)
-        if (model := presence.model()) is not None:
-            self.engine.unsaved = unsaved_buffers(model)
 
     def close(self, values: bool) -> None:
         """Closes the engine, and leaves the parameters plain tensors, with their values or on the meta device. The gradients that the
