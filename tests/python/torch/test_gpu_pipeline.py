@@ -143,7 +143,7 @@ NO_GPU = {"device": None, "device_memory": None, "device_facts": None}
 
 
 @pytest.mark.parametrize("what, options, words", [
-    ("linears", {"device_memory": None, "device_facts": None}, "InvalidArgumentError: device is 'cuda', and device_memory is not given"),
+    ("linears", {"device_memory": None, "device_facts": None}, "InvalidArgumentError: device is 'cuda', device_memory is None"),
     ("linears", {"of_ranks": [{}, NO_GPU]}, 'InvalidArgumentError: what computes is "the CPU" on rank 1, and "a GPU" on rank 0'),
     ("linears", {"of_ranks": [NO_GPU, {}]}, 'InvalidArgumentError: what computes is "a GPU" on rank 1, and "the CPU" on rank 0'),
     ("linears", {"devices": 1, "device_facts": None}, "InvalidArgumentError: ranks 0, 1 of one host are on one GPU"),

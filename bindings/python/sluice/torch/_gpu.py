@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -27,7 +28,7 @@ class Account(NamedTuple):
 
     free: int
     engine: int
-    shared: bool  # whether other ranks that train the same model are on that GPU, too
+    shared: bool = False  # whether other ranks that train the same model are on that GPU, too
 
 
 class _Bounds:
@@ -152,57 +153,26 @@ class Gpu(NamedTuple):
 def gpu_of(model: torch.nn.Module, device_memory: Optional[Size], device: Any, several: bool = False) -> Optional[Gpu]:
     """The GPU on which a model is to be wrapped, or None for the CPU. The arguments are wrap()'s; several: this process is one of several
     ranks. Raises InvalidArgumentError where the model is elsewhere."""
-    places = {name: p.device for name, p in model.named_parameters() if not p.is_meta}
-    if not size_of(device_memory or 0, "device_memory"):
-        _refuse_gpus(places, device)
+    places = {p.device: name for name, p in model.named_parameters() if not p.is_meta}  # each with one that is there
+    of_gpu, found = size_of(device_memory or 0, "device_memory"), next(iter(places), None)
+    if not of_gpu and device is None and all(place.type == "cpu" for place in places):
         return None
-    _require_cuda()
-    _refuse_several(places)
-    name, found = next(iter(places.items()), ("", None))
-    wanted = found if device is None else _device(device)
-    if wanted is None:
+    if of_gpu:
+        _require_cuda()
+    wanted = found if device is None else None
+    with contextlib.suppress(RuntimeError, TypeError):
+        wanted = wanted or torch.device(device)
+    gpu = _gpu(wanted, several) if of_gpu and wanted is not None and len(places) < 2 else None
+    moves = found is None or (device is not None and found.type == "cpu")
+    if gpu is None or not (moves or (found is not None and _gpu(found) == gpu)):
+        there = ", ".join(f"'{name}' on {place}" for place, name in places.items()) or "all parameters on the meta device"
         raise InvalidArgumentError(
-            "the model is on the meta device, and device_memory is given; say which GPU it is for (device='cuda', 'cuda:1')"
-        )
-    gpu = _gpu(wanted, several)
-    if found is not None and (gpu is None or (_gpu(found) != gpu and (device is None or found.type != "cpu"))):
-        raise InvalidArgumentError(
-            f"device_memory is given, and '{name}' is on {found}"
-            + ("" if device is None else f", where device is {device!r}" + ("" if gpu is None else f" (GPU {gpu.index})"))
-            + "; give the GPU to which it is to move (device='cuda'), or leave device_memory out to train on the CPU"
+            f"device is {device!r}{'' if gpu is None else f' (GPU {gpu.index})'}, device_memory is {device_memory!r}, and the model has {there}. To "
+            "train on a GPU, state how much of its memory may be taken (device_memory='24GiB'), and have all of the model there "
+            "(model.to('cuda:0')), or on the CPU or the meta device, with the GPU to which it is to move (device='cuda', 'cuda:1'); to train on "
+            "the CPU, leave both out, and have the model there (model.cpu())"
         )
     return gpu
-
-
-def _refuse_gpus(places: dict[str, torch.device], device: Any) -> None:
-    if device is not None:
-        raise InvalidArgumentError(
-            f"device is {device!r}, and device_memory is not given; state how much of the GPU's memory may be taken "
-            "(device_memory='24GiB'), or leave device out to train on the CPU"
-        )
-    for name, place in places.items():
-        if place.type != "cpu":
-            raise InvalidArgumentError(
-                f"'{name}' is on {place}, and device_memory is not given; state how much of the GPU's memory may be taken "
-                "(device_memory='24GiB'), or move the model to the CPU (model.cpu()) to train there"
-            )
-
-
-def _refuse_several(places: dict[str, torch.device]) -> None:
-    first = next(iter(places.items()), None)
-    for name, place in places.items():
-        if first is not None and place != first[1]:
-            raise InvalidArgumentError(
-                f"'{first[0]}' is on {first[1]}, and '{name}' on {place}; a model is wrapped on one GPU: move all of it there "
-                "(model.to('cuda:0'))"
-            )
-
-
-def _device(given: Any) -> torch.device:
-    try:
-        return torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        raise InvalidArgumentError(f"device is {given!r}, which PyTorch does not know; give 'cuda' or 'cuda:1'") from error
 
 
 def _gpu(place: torch.device, several: bool = False) -> Optional[Gpu]:
