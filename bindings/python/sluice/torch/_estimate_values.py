@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 
 from ._gpu import CPU
+from ._homes import written_by
 from ._modes import Mode, mapped, tensors_among
 
 ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -72,7 +73,7 @@ class Values(Mode):
         if func is _aten.index.Tensor:
             args = (args[0], self._places(args[1]), *args[2:])
         values = {id(tensor): self._value_of(tensor) for tensor in tensors_among([*args, *kwargs.values()])}
-        written = list(_written_by(func, args, kwargs))
+        written = list(written_by(func, args, kwargs))
         known = {key: value for key, value in values.items() if value is not None}
         if len(known) < len(values) or not _is_repeatable(func, kwargs, known) or any(map(self._is_anothers, written)):
             return self._without_values(func, args, kwargs, values, written)
@@ -214,16 +215,6 @@ def _may_have_values(func: Any, result: Any) -> bool:
     made = list(tensors_among(result))
     draws = torch.Tag.nondeterministic_seeded in func.tags
     return bool(made) and all(tensor.nbytes <= _MOST and (_is_whole(tensor) or not draws) for tensor in made)
-
-
-def _written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors into which the operation writes."""
-    schema = getattr(func, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return
-    for number, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from tensors_among(args[number] if number < len(args) else kwargs.get(argument.name))
 
 
 def _on_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], values: Mapping[int, torch.Tensor]) -> Any:

@@ -16,7 +16,7 @@ import torch
 from .. import _abi
 from ..errors import InvalidArgumentError, StateError
 from ._homes import Home, name_of, outside, written_by
-from ._modes import outside_of_graphs, tensors_among
+from ._modes import mapped, outside_of_graphs, tensors_among
 from ._presence import Presence
 from ._units import DTYPES
 
@@ -382,16 +382,13 @@ _WRITES = frozenset(
 )
 
 
-def _plain(value: Any, copies: _Copies) -> Any:
-    """Replaces gradients in an operation's arguments by copies. (It is no inner function, since one that calls itself
-    would keep the copies until the collector runs.)"""
-    if isinstance(value, Gradient):
-        if id(value._slot) not in copies:
-            copies[id(value._slot)] = (value, value._slot.values())
-        return copies[id(value._slot)][1]
-    if isinstance(value, (list, tuple)):
-        return type(value)(_plain(item, copies) for item in value)
-    return value
+def _plain(copies: _Copies, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a gradient; another tensor itself."""
+    if not isinstance(tensor, Gradient):
+        return tensor
+    if id(tensor._slot) not in copies:
+        copies[id(tensor._slot)] = (tensor, tensor._slot.values())
+    return copies[id(tensor._slot)][1]
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -408,7 +405,8 @@ def _on_copies(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "clamps and zeroes; change a clone(), and copy_() that into the gradient"
         )
     copies: _Copies = {}
-    result = func(*[_plain(value, copies) for value in args], **{key: _plain(value, copies) for key, value in kwargs.items()})
+    use = functools.partial(_plain, copies)
+    result = func(*mapped(list(args), use), **mapped(kwargs, use))
     if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
         for gradient, _ in copies.values():
             gradient._slot.version = gradient._version  # what the operation made is a view of a copy
@@ -507,7 +505,7 @@ def _norms_of(values: Sequence[Any]) -> list[float] | None:
 def norms_of(values: Sequence[torch.Tensor]) -> list[float]:
     """The norm of each gradient, be it in the engine or the user's own, also of one stage."""
     found = _norms_of(values)
-    return [float(torch.linalg.vector_norm(_plain(value, {}))) for value in values] if found is None else found
+    return [float(torch.linalg.vector_norm(_plain({}, value))) for value in values] if found is None else found
 
 
 def _refuse_of_stage(values: Any, what: str, remedy: str) -> None:

@@ -319,15 +319,12 @@ def name_of(func: Any) -> str:
     return str(func.name()).rpartition("::")[2].partition(".")[0]
 
 
-def written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors that an operation writes to."""
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        given = args[index] if index < len(args) else kwargs.get(argument.name)
-        for item in given if isinstance(given, (list, tuple)) else [given]:
-            if isinstance(item, torch.Tensor):
-                yield item
+    schema = getattr(func, "_schema", None)  # operators with bodies have none
+    for index, argument in enumerate(schema.arguments if schema is not None and schema.is_mutable else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tensors_among(args[index] if index < len(args) else kwargs.get(argument.name))
 
 
 def outside(values: torch.Tensor, by_storage: Mapping[int, Home]) -> torch.Tensor:

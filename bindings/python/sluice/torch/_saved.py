@@ -216,11 +216,9 @@ class Casts(Mode):
             if home is not None and result.storage_offset() == 0:
                 cast = Cast(home, View.of(args[0]), View.of(result))
                 self._casts[storage_of(result)] = (StorageWeakRef(result.untyped_storage()), result._version, cast)
-        schema = getattr(func, "_schema", None)  # operators with bodies have none
-        if self._casts and schema is not None and schema.is_mutable:
-            for tensor in written_by(func, args, kwargs or {}):
-                if has_memory(tensor) and tensor.layout == torch.strided:
-                    self._casts.pop(storage_of(tensor), None)
+        for tensor in written_by(func, args, kwargs or {}) if self._casts else ():
+            if has_memory(tensor) and tensor.layout == torch.strided:
+                self._casts.pop(storage_of(tensor), None)
         return result
 
     def find(self, tensor: torch.Tensor) -> Cast | None:

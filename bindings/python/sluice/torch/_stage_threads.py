@@ -241,16 +241,6 @@ _OF_MODULES = vars(torch.nn.Module()).keys()  # what each module has: its tensor
 _HOOKS = [name for name in _OF_MODULES if "_hooks" in name and isinstance(vars(torch.nn.Module())[name], dict)]
 
 
-def _follow(hooks: dict[int, Any], twins: dict[int, Any], known: set[int]) -> None:
-    """Gives a copy of a module the hooks that a user has added to the module since, and takes those away that were removed. known: those that
-    the module had before."""
-    for key in known - hooks.keys():
-        twins.pop(key, None)
-    twins.update((key, hooks[key]) for key in hooks.keys() - known)
-    known.clear()
-    known.update(hooks)
-
-
 class _CutHere(Cut):
     """The cut of a copy of the model, in which this stage's layers are the model's own. Layers of other stages are copies, which
     this stage drops."""
@@ -283,7 +273,8 @@ class _StageHere(Stage):
             raise
         own = set(self.module.modules())
         self._copies = {module: twin for module, twin in copies.items() if twin in own}
-        self._hooks = {module: {name: set(vars(module)[name]) for name in _HOOKS} for module in self._copies}
+        for module, twin in self._copies.items():
+            vars(twin).update((name, vars(module)[name]) for name in _HOOKS)  # also those that a user will add
         session_of(self.module).presence.users.check = functools.partial(_check_turn, baton, self.stage)
 
     def _cut_model(self, *given: Any) -> Cut:
@@ -303,8 +294,6 @@ class _StageHere(Stage):
     def _run(self, *given: Any) -> torch.Tensor:
         for module, twin in self._copies.items():  # eval() and the like change the model's own
             vars(twin).update((key, value) for key, value in vars(module).items() if isinstance(value, (bool, int, float, str)))
-            for name, known in self._hooks[module].items():
-                _follow(vars(module)[name], vars(twin)[name], known)
         return super()._run(*given)
 
     def _digest(self, batch: Any) -> bytes:
