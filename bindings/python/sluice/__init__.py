@@ -14,9 +14,8 @@
 sluice.train() trains the native models, as `sluice train` does. `python -m sluice` is the command line.
 """
 
-from ._held import Held
 from .device import DeviceEngine
-from .engine import Engine, plan
+from .engine import Engine, Held, plan
 from .errors import (
     BudgetError,
     CorruptError,

@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Sequence
 
 from . import _tokenizer
-from ._arguments import Parser
 from ._library import find_program
+from ._tokenize import Parser
 from .errors import InvalidArgumentError
 
 FLAG = "--tokenizer"

@@ -1,4 +1,4 @@
-"""Finds and loads libsluice_c.so and NCCL, and finds the program `sluice`."""
+"""Finds and loads libsluice_c.so and NCCL, finds the program `sluice`, and checks the versions of PyTorch and transformers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import ctypes
 import functools
 import importlib.util
 import os
+import re
 from pathlib import Path
+from types import ModuleType
 
 from . import _abi
 from .errors import LibraryError
 
 LIBRARY = "libsluice_c.so"
 VARIABLE = "SLUICE_LIBRARY_PATH"
+_OLDEST = {"torch": (2, 10), "transformers": (5, 1)}  # that wrapped models work with
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -84,3 +87,15 @@ def load_nccl() -> None:
         with contextlib.suppress(OSError):
             ctypes.CDLL(str(path))
             return
+
+
+def check_version(library: ModuleType, what: str) -> None:
+    """Raises ImportError where the library, of which this needs a newer version, is an older one. what: what needs it."""
+    name, found = library.__name__, str(getattr(library, "__version__", "0"))
+    oldest = _OLDEST[name]
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < oldest:
+        wanted = ".".join(map(str, oldest))
+        raise ImportError(
+            f"{what} needs {name} {wanted} or later, and this Python has {found} ('{os.path.dirname(library.__file__ or '')}'): "
+            f"pip install --upgrade '{name}>={wanted}'"
+        )

@@ -15,11 +15,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 from . import _pieces, _text_files, _tokenizer
-from ._arguments import Parser
 from .errors import InvalidArgumentError
 
 _HEADER = 256 * 4
 _MOST = 2**31 - 1  # the most tokens that the header can count
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises InvalidArgumentError, which ends with `advice`, for wrong options."""
+
+    def __init__(self, advice: str, **given: Any) -> None:
+        super().__init__(**given)
+        self._advice = advice
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgumentError(f"{message}; {self._advice}")
 
 
 class _TokenFile:

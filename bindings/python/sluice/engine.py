@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Union
 
 from . import _abi, _buffers, _make
 from ._handle import Handle, call, interruptible, text_of
-from ._held import Held
 from ._library import library
 from .errors import InvalidArgumentError, StateError, knows_its_keywords
 from .model import Counters, LedgerLine, Options, Parameter, Path, Size, StepResult, Unit, size_of, whole
@@ -490,3 +489,24 @@ class Engine:
             )
 
         self._handle.call_back(function, unit, _abi.STATE, run)
+
+
+class Held:
+    """A unit that is held, until release() or the end of its `with`."""
+
+    def __init__(self, engine: Engine, unit: int) -> None:
+        self._engine, self._unit, self._released = engine, unit, False
+
+    def release(self) -> None:
+        """Releases the unit, once; views of its parameters become invalid when no other acquire() holds it."""
+        if self._released:
+            raise StateError(f"'{self._engine.units[self._unit].name}' is released and was not acquired again")
+        self._engine._release(self._unit)
+        self._released = True
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if not self._released and not self._engine.closed:
+            self.release()

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import sluice.torch
-from sluice.torch._versions import check_version
+from sluice._library import check_version
 
 
 @pytest.mark.parametrize("found", ["2.10.0", "2.10.0a0+git1234", "2.14.1+cu130", "3.0"])

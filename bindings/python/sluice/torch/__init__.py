@@ -9,7 +9,7 @@ The loop stays as it was: forward, loss.backward(), clip_grad_norm_, optimizer.s
 
 import torch
 
-from ._versions import check_version
+from .._library import check_version
 
 check_version(torch, __name__)  # before the modules below, whose import an older version would fail
 

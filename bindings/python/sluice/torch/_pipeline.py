@@ -29,8 +29,8 @@ from ._gpu import CPU
 from ._gradients import norms_of
 from ._measures import Keeper, Ready
 from ._modes import mapped, parts_of
-from ._order import Action, actions_of, calls_in_flight
 from ._optimizer import Optimizer
+from ._order import Action, actions_of, calls_in_flight
 from ._prepare import Prepared, prepare
 from ._safetensors import InFiles
 from ._split_backward import Halves, Left

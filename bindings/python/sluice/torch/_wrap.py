@@ -14,6 +14,7 @@ from typing import Any, Optional, TypeVar, Union
 
 import torch
 
+from .._library import check_version
 from ..engine import Engine
 from ..engine import plan as _plan
 from ..errors import Called, InvalidArgumentError, NotFoundError, StateError, knows_its_keywords
@@ -30,7 +31,6 @@ from ._safetensors import InFiles, tensors_of_model
 from ._session import Session
 from ._modes import outside_of_graphs
 from ._together import Together, Which, together, unmet
-from ._versions import check_version
 from ._weights import stored_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
