@@ -157,9 +157,10 @@ def test_ranks_that_find_other_checkpoints_load_none(pool, tmp_path):
 
 
 @pytest.mark.parametrize("differing, says", [
-    (("lr", 0.5), r"InvalidArgumentError: the optimizer has AdamW\(lr=0.5.* on rank 1, where rank 0 has AdamW\(lr=0.001"),
+    (("lr", 0.5), r"InvalidArgumentError: the optimizer is \[AdamW\(lr=0.5.* on rank 1, and \[AdamW\(lr=0.001"),
     (("param_groups", [{"params": ["transformer.wte.weight"]}]),
-     r"InvalidArgumentError: the model .* has \('transformer.wpe.weight', .* 1, None\) on rank 1, where rank 0 has \('transformer.wpe.weight', .* 0, None\);"),
+     r"InvalidArgumentError: the optimizer is \[AdamW\(.* on rank 1, and \[AdamW\(.*\] on rank 0"),
+    (("units", ["transformer.wte"]), r"InvalidArgumentError: the number of units is [0-9]+ on rank 1, and [0-9]+ on rank 0"),
     (("stage", 2), "InvalidArgumentError: stage is 2 on rank 1, and None on rank 0"),
     (("state", "bf16"), "InvalidArgumentError: state is 'bf16' on rank 1"),
 ])  # fmt: skip

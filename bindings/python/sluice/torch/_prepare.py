@@ -93,21 +93,15 @@ class Prepared(NamedTuple):
 
     @property
     def alike(self) -> dict[str, Any]:
-        """Returns the values that must be the same on all ranks."""
+        """Returns the values that must be the same on all ranks, beside those that engines compare."""
         o = self.options
-        units = self.units if o.sections is None else o.sections.units
-        model = [(p.name, p.shape, p.dtype, p.frozen, p.group, p.span) for unit in units for p in unit.parameters]
         return {
-            "the model (its parameters, in their units)": model,
-            "the model's number of units": len(units),
             "the optimizer": self.settings,
             "state": o.state,
             "master": o.master,
             "seed": o.seed,
             "stage": o.stage,
             "clip_value": self.clip_value,
-            "reproducible": o.reproducible,
-            "accumulate": o.micro_batches,
             **(computing() if o.reproducible else {}),
         }
 

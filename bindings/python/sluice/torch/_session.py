@@ -64,6 +64,7 @@ class Session:
                 prepared.gpu.check_room(model, self._of_pytorch, self.engine.account())
             self.engine.first_step = prepared.first_step(self.engine, plan)
             with ready.phase("values"):
+                together.share_values(model)  # engines have compared the parameters
                 homes = self._moving.move_in(prepared.groups, train, stored)
             self.presence = Presence(
                 self.model, self.engine, homes, keeper, self.engine.first_step, trainable, prepared.clip_value

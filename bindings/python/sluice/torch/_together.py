@@ -70,26 +70,10 @@ class Together:
         theirs = self._exchange("what wrap() was given", own)
         for rank, other in enumerate(theirs):
             for name in {**theirs[0], **other}:  # in one order on all ranks
-                if other.get(name) == theirs[0].get(name):
-                    continue
-                if all(texts.get(name, "").startswith("[") for texts in theirs):
-                    first, *parts = self._first_difference([_short(part) for part in given[name]])
-                    number, part = next((number, part) for number, part in enumerate(parts, 1) if part != first)
+                if other.get(name) != theirs[0].get(name):
                     raise InvalidArgumentError(
-                        f"{name} has {part} on rank {number}, where rank 0 has {first}; give all ranks the same"
+                        f"{name} is {other.get(name)} on rank {rank}, and {theirs[0].get(name)} on rank 0; give all ranks the same"
                     )
-                raise InvalidArgumentError(
-                    f"{name} is {other.get(name)} on rank {rank}, and {theirs[0].get(name)} on rank 0; give all ranks the same"
-                )
-
-    def _first_difference(self, parts: Sequence[str]) -> list[str]:
-        """Returns each rank's element at the first place where their lists, of which two differ, are not the same."""
-        same, other = 0, max(self._exchange("how long the lists are", len(parts)))
-        while other - same > 1:
-            middle = (same + other) // 2
-            found = self._exchange("what differs", hashlib.sha256(repr(parts[:middle]).encode()).hexdigest())
-            same, other = (middle, other) if len(set(found)) == 1 else (same, middle)
-        return self._exchange("the first difference", parts[same] if same < len(parts) else "nothing more")
 
     def _exchange(self, name: str, own: Any) -> list[Any]:
         assert self.ranks is not None, "there are others"

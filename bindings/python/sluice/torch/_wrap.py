@@ -164,7 +164,6 @@ def move_in(
     on_meta = {name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta}
     if on_meta:
         check_rules(model, stored)
-    others.share_values(model)
     session = Session(model, prepared, others, stored, ready)
     with session.undone_on_failure():
         if on_meta:
