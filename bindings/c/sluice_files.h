@@ -9,9 +9,13 @@
 extern "C" {
 #endif
 
-/* Gives the caller the tensors of a safetensors file, in file order, as a JSON list of {"name", "dtype" (the
- * file's word), "shape", "begin" (the first byte in the file)}. SLUICE_CORRUPT names the violation of
- * docs/formats/safetensors.md; SLUICE_INVALID_ARGUMENT where the path is not that of a file. */
+/* Gives the caller the tensors of a safetensors file, in file order, or of a model's files in a folder, as a
+ * JSON list of {"name", "file" (its name), "dtype" (the file's word), "shape", "begin" (the first byte in the
+ * file)}. Of a folder count those of model.safetensors; where there is none, those that
+ * model.safetensors.index.json names; where there is neither, those of all files *.safetensors.
+ * SLUICE_CORRUPT names the violation of docs/formats/safetensors.md, or what is wrong with the index;
+ * SLUICE_INVALID_ARGUMENT where the path is not that of a file, or where two files that count have a tensor
+ * of one name. */
 SLUICE_API sluice_status sluice_safetensors_tensors(const char* path, char** json);
 
 /* Gives the caller the complete checkpoints of a folder, as JSON: {"steps" (ascending), "best" (null where

@@ -3,8 +3,10 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "core/text_file.h"
 #include "engine/checkpoint/safetensors.h"
+#include "engine/checkpoint/safetensors_index.h"
 
 namespace sluice::engine {
 namespace {
@@ -17,7 +19,6 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
-// The names of files, by the names of their tensors.
 std::map<std::string, std::string> read_weight_map(const std::string& index) {
   try {
     return json_field<std::map<std::string, std::string>>(read_json_file(index), "weight_map", index);
@@ -28,6 +29,21 @@ std::map<std::string, std::string> read_weight_map(const std::string& index) {
 }
 
 }  // namespace
+
+std::map<std::string, std::string> read_safetensors_index(const std::string& index) {
+  std::map<std::string, std::string> paths = read_weight_map(index);
+  const std::string folder = std::filesystem::path(index).parent_path();
+  for (auto& [name, file] : paths) {
+    if (!is_plain_file_name(file) || printable(file) != file)
+      fail(ErrorCode::kCorrupt, "'{}' puts tensor '{}' in '{}', which is not a plain file name", index,
+           printable(name), printable(file));
+    file = path_in(folder, file);
+    if (!exists(file))
+      fail(ErrorCode::kNotFound, "'{}' is missing; '{}' puts tensor '{}' in it", file, index,
+           printable(name));
+  }
+  return paths;
+}
 
 SafetensorsFolder::SafetensorsFolder(offload::IoService& io, const std::string& folder, ReadAhead& ahead)
     : folder_(folder) {
@@ -44,20 +60,12 @@ SafetensorsFolder::SafetensorsFolder(offload::IoService& io, const std::string& 
 }
 
 void SafetensorsFolder::open_index(offload::IoService& io, ReadAhead& ahead, const std::string& index) {
-  for (const auto& [name, file] : read_weight_map(index)) {
-    if (!is_plain_file_name(file))
-      fail(ErrorCode::kCorrupt, "'{}' puts tensor '{}' in '{}', which is not a plain file name", index, name,
-           file);
-    auto& reader = files_[file];
-    if (reader == nullptr) {
-      const std::string path = path_in(folder_, file);
-      if (!exists(path))
-        fail(ErrorCode::kNotFound, "'{}' is missing; '{}' puts tensor '{}' in it", path, index, name);
-      reader = std::make_unique<SafetensorsReader>(io, path, ahead);
-    }
+  for (const auto& [name, path] : read_safetensors_index(index)) {
+    auto& reader = files_[path];
+    if (reader == nullptr) reader = std::make_unique<SafetensorsReader>(io, path, ahead);
     const StoredTensor* tensor = reader->header().find(name);
     if (tensor == nullptr)
-      fail(ErrorCode::kCorrupt, "'{}' puts tensor '{}' in '{}', which does not hold it", index, name, file);
+      fail(ErrorCode::kCorrupt, "'{}' puts tensor '{}' in '{}', which does not hold it", index, name, path);
     tensors_[name] = {reader.get(), tensor};
   }
 }

@@ -35,7 +35,7 @@ def test_a_file_that_is_not_whole_is_refused_with_its_name(name, tmp_path):
 @pytest.mark.parametrize("name", sorted(WHOLE))
 def test_a_whole_file_has_the_values_of_the_formats_own_reader(name, tmp_path):
     shutil.copy(CORPUS / name, tmp_path / "model.safetensors")
-    tensors = _safetensors.tensors_of_model(tmp_path)
+    tensors = _safetensors.tensors_of(tmp_path)
     theirs = load_file(tmp_path / "model.safetensors")
     known = {n: value for n, value in theirs.items() if value.dtype in _safetensors.TYPES}
     tensors = {n: stored for n, stored in tensors.items() if stored.dtype is not None}
@@ -57,7 +57,7 @@ def test_what_is_accepted_of_changed_files_lies_in_them_side_by_side(tmp_path):
             changed[chosen.randrange(len(whole) - 12)] = chosen.choice(b'0123456789-.e[]{}",: a\0\xff')
         file.write_bytes(changed)
         try:
-            tensors = _safetensors.tensors_of_model(tmp_path)
+            tensors = _safetensors.tensors_of(tmp_path)
         except sluice.CorruptError:
             continue
         accepted += 1
@@ -114,10 +114,10 @@ def test_the_files_that_count_are_those_of_transformers(tmp_path):
 
 @pytest.mark.parametrize("index, error, says", [
     ({"weight": "one.safetensors", "bias": "gone.safetensors"}, sluice.NotFoundError, "gone.safetensors' is missing"),
-    ({"weight": "one.safetensors", "bias": "one.safetensors", "x\x1b[31m": "one.safetensors"}, sluice.CorruptError, r"puts 'x\\x1b\[31m' in"),
-    ({"weight": "../one.safetensors"}, sluice.CorruptError, "no plain file name"),
-    ({"weight": 5}, sluice.CorruptError, "no index of safetensors: the tensor 'weight' is in 5, which is no plain file name"),
-    ({"weight": "a\x1b[31m.safetensors"}, sluice.CorruptError, r"is in 'a\\x1b\[31m.safetensors', which is no plain file name"),
+    ({"weight": "one.safetensors", "bias": "one.safetensors", "x\x1b[31m": "one.safetensors"}, sluice.CorruptError, r"puts tensor 'x\\x1b\[31m' in"),
+    ({"weight": "../one.safetensors"}, sluice.CorruptError, "not a plain file name"),
+    ({"weight": 5}, sluice.CorruptError, "'weight_map' has an unexpected value"),
+    ({"weight": "a\x1b[31m.safetensors"}, sluice.CorruptError, r"in 'a\\x1b\[31m.safetensors', which is not a plain file name"),
 ])  # fmt: skip
 def test_an_index_that_is_wrong_is_refused(index, error, says, tmp_path):
     save_file(values(1.0), tmp_path / "one.safetensors")
@@ -128,13 +128,13 @@ def test_an_index_that_is_wrong_is_refused(index, error, says, tmp_path):
 
 @pytest.mark.parametrize("index, says", [
     ('{"weight_map": {"weight": "one.safetensors", "bias": "one.safetensors", "bias": "two.safetensors"}}', "the key 'bias' is there twice"),
-    ("[]", "it has no object 'weight_map'"),
-    ("{", "Expecting property name"),
+    ("[]", "'weight_map' is missing"),
+    ("{", "is not valid JSON"),
 ])  # fmt: skip
 def test_what_is_no_index_is_refused(index, says, tmp_path):
     save_file(values(1.0), tmp_path / "one.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(sluice.CorruptError, match=f"index.json' is no index of safetensors: {says}"):
+    with pytest.raises(sluice.CorruptError, match=f"index.json.*{says}"):
         bias_of(tmp_path)
 
 

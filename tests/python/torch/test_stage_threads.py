@@ -152,7 +152,7 @@ def test_a_pipeline_that_is_dropped_leaves_nothing(process):
     (["cuda:0", "cuda:1"] * 3, {}, "a pipeline of 6 stages is asked for, and the model has 4 blocks"),
     (["cuda:0", "cuda:1"], {"mesh": "pipeline=2"}, "mesh is 'pipeline=2', and devices is given"),
     (["cuda:0", "cuda:1"], {"device": "cuda"}, "device is 'cuda', and devices is given"),
-    (["cuda:0", "cuda:1"], {"device_memory": None, "device_facts": None}, "devices is given, and device_memory is not; state how much"),
+    (["cuda:0", "cuda:1"], {"device_memory": None, "device_facts": None}, "device_memory is None, and the model has"),
     (["cuda:0", "cuda:1"], {"memory": "64MiB"}, "which share the memory of this process: each may have 64 MiB"),
     (["cuda:0", "cuda:1"], {"chunks": 3}, "a pipeline of 2 stages of 3 chunks each is asked for, and the model has 4 blocks"),
     (["cuda:0", "cuda:1"], {"model": "nested", "stages": "0-3"}, "the cut '0-3' has 1 groups of blocks, and there are 2 stages"),

@@ -10,7 +10,6 @@ import functools
 import gc
 import json
 import os
-import pathlib
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -334,7 +333,7 @@ def _is_plain(value: Any) -> bool:
 def _reader_of(model: torch.nn.Module, optimizer: Any, of_buffers: str, of_groups: str, elsewhere: Collection[str]) -> Callable[[], None]:
     """A function that sets buffers and parameter groups to what a checkpoint's files of these have. elsewhere: buffers that may be other stages'.
     Raises InvalidArgumentError or CorruptError where they do not fit."""
-    found = tensors_of(pathlib.Path(of_buffers))
+    found = tensors_of(of_buffers)
     buffers = {name: buffer for name, buffer in saved_buffers(model).items() if _can_be_saved(buffer)}
     for name in (found.keys() ^ buffers.keys()) - (found.keys() & set(elsewhere)):
         which = "this model" if name in found else "the checkpoint"

@@ -17,8 +17,9 @@ from typing import Any, BinaryIO, NamedTuple, Optional, Union
 import torch
 
 from .._handle import text_of
+from .._make import path_of
 from ..engine import Engine
-from ..errors import BudgetError, CorruptError, InvalidArgumentError, NotFoundError, SystemIOError
+from ..errors import BudgetError, CorruptError, InvalidArgumentError, SystemIOError
 from ..model import folders_of
 from ._homes import memory_of
 
@@ -90,86 +91,15 @@ def _read_run(run: Run, first: int, dtype: torch.dtype, into: torch.Tensor) -> N
     into.copy_(torch.frombuffer(raw, dtype=dtype))
 
 
-def printable(name: str) -> str:
-    """A name out of a file, for messages: what would control a terminal is shown as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-
-
-def tensors_of(file: Path) -> dict[str, InFiles]:
-    """The tensors of a file, by their names."""
-    tensors = json.loads(text_of("sluice_safetensors_tensors", os.fsencode(file)))
+def tensors_of(path: os.PathLike[str] | str) -> dict[str, InFiles]:
+    """The tensors of a file, or of a model's files in a folder (those that count for `sluice train` and transformers), by their names."""
+    is_folder = os.path.isdir(path)
     return {
-        t["name"]: InFiles((Run(file, t["begin"], math.prod(t["shape"])),), _BY_NAME.get(t["dtype"]), tuple(t["shape"]))
-        for t in tensors
+        t["name"]: InFiles(
+            (Run(Path(path, t["file"]) if is_folder else Path(path), t["begin"], math.prod(t["shape"])),), _BY_NAME.get(t["dtype"]), tuple(t["shape"])
+        )
+        for t in json.loads(text_of("sluice_safetensors_tensors", path_of(path)))
     }
-
-
-def tensors_of_model(folder: os.PathLike[str] | str) -> dict[str, InFiles]:
-    """The tensors of a model's files in a folder: those of model.safetensors; where there is none, those that
-    model.safetensors.index.json names, as for `sluice train` and transformers; where there is neither, those of all files. Raises
-    InvalidArgumentError where two of these have a tensor of one name."""
-    path = Path(folder)
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    if single.exists():
-        return tensors_of(single)
-    return _tensors_of_index(index) if index.exists() else _tensors_of_all(path)
-
-
-def _tensors_of_index(index: Path) -> dict[str, InFiles]:
-    if not index.is_file():
-        raise InvalidArgumentError(f"'{index}' is not a file; name a regular file")
-    try:
-        files = _weight_map(json.loads(index.read_bytes(), object_pairs_hook=_object))
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"'{index}' is no index of safetensors: {error}") from error
-    tensors: dict[str, InFiles] = {}
-    for file in sorted(set(files.values())):
-        if not (index.parent / file).exists():
-            raise NotFoundError(f"'{index.parent / file}' is missing, which '{index}' names")
-        there = tensors_of(index.parent / file)
-        for name in (name for name, of in files.items() if of == file):
-            if name not in there:
-                raise CorruptError(f"'{index}' puts '{printable(name)}' in '{file}', which does not have it")
-            tensors[name] = there[name]
-    return tensors
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, in which no key is there twice."""
-    made: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in made:
-            raise ValueError(f"the key '{printable(key)}' is there twice in one object")
-        made[key] = value
-    return made
-
-
-def _weight_map(index: Any) -> dict[str, str]:
-    """The file of each tensor, by the tensors' names."""
-    files = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(files, dict):
-        raise ValueError("it has no object 'weight_map', which says in which file each tensor is")
-    for name, file in files.items():
-        if not (isinstance(file, str) and os.path.basename(file) == file != "" and file.isprintable()):
-            raise ValueError(f"the tensor '{printable(name)}' is in {file!r:.80}, which is no plain file name")
-    return files
-
-
-def _tensors_of_all(folder: Path) -> dict[str, InFiles]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise NotFoundError(f"'{folder}' has no file *.safetensors; save the model there with save_pretrained()")
-    tensors: dict[str, InFiles] = {}
-    for file in files:
-        there = tensors_of(file)
-        twice = next((name for name in there if name in tensors), None)
-        if twice is not None:
-            raise InvalidArgumentError(
-                f"'{printable(twice)}' is in '{tensors[twice].file}' and in '{file}'; leave one of the files there, or give the folder a "
-                "model.safetensors.index.json, which says which counts"
-            )
-        tensors.update(there)
-    return tensors
 
 
 # ---- writing ----

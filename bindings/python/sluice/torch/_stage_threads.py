@@ -447,14 +447,12 @@ class Pipeline(Stage):
             self.modules: Sequence[torch.nn.Module] = [self.module]
         else:
             _check_options(mesh, ranks, options)
-            gpus = _gpus_of(devices, options.get("device_memory"))
-            self._begin_here(model_of(model), optimizer, gpus, size_of(memory, "memory"), given | options)
+            self._begin_here(model_of(model), optimizer, _gpus_of(devices), size_of(memory, "memory"), given | options)
 
     def _begin_here(
         self, model: torch.nn.Module, optimizer: Settings, gpus: Sequence[torch.device], memory: int, given: Mapping[str, Any]
     ) -> None:
         """Makes the stages that are threads of this process."""
-        _check_on_cpu(model)
         count, names = len(gpus), list(model.state_dict())
         share = _share_of_memory(model, memory, count)
         given = {**given, "memory": share, "mesh": None, **_shares_of_disk(given.get("disk"), count), **_groups_kept(given.get("param_groups"))}
@@ -606,8 +604,8 @@ def _check_options(mesh: Any, ranks: Which, options: Mapping[str, Any]) -> None:
             )
 
 
-def _gpus_of(devices: Any, device_memory: Any) -> list[torch.device]:
-    """The GPUs of the stages. device_memory: as given."""
+def _gpus_of(devices: Any) -> list[torch.device]:
+    """The GPUs of the stages."""
     given = list(devices) if isinstance(devices, (list, tuple)) else []
     found: list[torch.device] = []
     for each in given:
@@ -618,10 +616,6 @@ def _gpus_of(devices: Any, device_memory: Any) -> list[torch.device]:
             f"devices is {devices!r:.80}; it is a list of the GPUs of the stages by their numbers, as ['cuda:0', 'cuda:1']. On the CPU stages of "
             "one process would not be faster than one: wrap() the model, or start a process for each stage with torchrun"
         )
-    if not size_of(device_memory or 0, "device_memory"):
-        raise InvalidArgumentError(
-            "devices is given, and device_memory is not; state how much of each GPU's memory a stage may take (device_memory='24GiB')"
-        )
     seen = gpus_seen()
     if (most := max(each.index for each in found)) >= seen:
         raise InvalidArgumentError(
@@ -629,15 +623,6 @@ def _gpus_of(devices: Any, device_memory: Any) -> list[torch.device]:
             "CUDA_VISIBLE_DEVICES"
         )
     return found
-
-
-def _check_on_cpu(model: torch.nn.Module) -> None:
-    for name, p in model.named_parameters():
-        if p.device.type not in ("cpu", "meta"):
-            raise InvalidArgumentError(
-                f"'{name}' is on {p.device}, and devices is given, to which the layers of each stage move; give the model on the CPU "
-                "(model.cpu()) or on the meta device"
-            )
 
 
 def _share_of_memory(model: torch.nn.Module, memory: int, count: int) -> int:

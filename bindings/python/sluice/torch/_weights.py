@@ -15,7 +15,7 @@ import torch
 
 from ..errors import InvalidArgumentError, NotFoundError
 from ..model import Path
-from ._safetensors import InFiles, printable, tensors_of_model
+from ._safetensors import InFiles, tensors_of
 
 _Form = Callable[[str], "str | None"]  # what a parameter's name may be in the files
 
@@ -31,7 +31,7 @@ def stored_of(model: torch.nn.Module, folder: Path, partly: bool = True) -> dict
     for name, p in model.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(p), []).append(name)
     buffers = {name: b for name, b in model.named_buffers() if b.is_meta}
-    tensors = _as_parameters(model, tensors_of_model(folder))
+    tensors = _as_parameters(model, tensors_of(folder))
     tied = {names[0]: names for names in names_of.values()}
     found, forms = _find(tied | {name: [name] for name in buffers}, tensors)
     stored = {name: tensors[key] for name, key in found.items()}
@@ -101,7 +101,12 @@ def _and_more(names: Sequence[str]) -> str:
 
 
 def _of_others(others: Sequence[str]) -> str:
-    return f"; '{printable(others[0])}'{_and_more(others)} is there, which is none of the model's" if others else ""
+    return f"; '{_printable(others[0])}'{_and_more(others)} is there, which is none of the model's" if others else ""
+
+
+def _printable(name: str) -> str:
+    """A name out of a file, for messages: what would control a terminal is shown as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 # ---- names ----

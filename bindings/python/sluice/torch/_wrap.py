@@ -27,7 +27,7 @@ from ._optimizer import Optimizer
 from ._prepare import Prepared, prepare
 from ._measures import Ready
 from ._presence import Presence
-from ._safetensors import InFiles, tensors_of_model
+from ._safetensors import InFiles, tensors_of
 from ._session import Session
 from ._modes import outside_of_graphs
 from ._together import Together, Which, together, unmet
@@ -315,7 +315,7 @@ def _type_of(dtype: Union[torch.dtype, str, None], config: Any, folder: Path) ->
     if dtype is None or dtype == "auto":
         dtype = getattr(config, "dtype", None)
     if dtype is None:
-        types = (there.dtype for there in tensors_of_model(folder).values())
+        types = (there.dtype for there in tensors_of(folder).values())
         dtype = next((each for each in types if each is not None and each.is_floating_point), torch.float32)
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
