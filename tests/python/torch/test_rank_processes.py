@@ -65,6 +65,12 @@ try:
 except sluice.Error as error:
     told = [type(error).__name__, str(error), time.monotonic() - began]
     optimizer.zero_grad()
+    if stage == 3 and "GPU" not in how:
+        try:
+            sluice.torch.close(model)
+            raise SystemExit("a model was closed whose values other ranks had")
+        except sluice.StateError as lacks:
+            assert "end with sluice.torch.close(model, values=False)" in str(lacks), lacks
     sluice.torch.close(model, values=False)
 del model, optimizer
 gc.collect()

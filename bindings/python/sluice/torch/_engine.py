@@ -137,9 +137,10 @@ class ModelEngine(Engine):
         self._handle.call("sluice_engine_state_is_taken", None if error is None else error.encode(errors="replace"))
 
     def agreed(self, what: str, make: Callable[[], T]) -> T:
-        """Returns what make() returns. Where ranks train the model together, it raises on every one of them where it raises on one."""
+        """Returns what make() returns. Where ranks train the model together, and none has failed, it raises on every one of them where it
+        raises on one."""
         ranks = self.options.others
-        return make() if ranks is None else ranks.agreed(what, make)
+        return make() if ranks is None or ranks.failure else ranks.agreed(what, make)
 
     def check_leaving(self) -> None:
         """Raises BudgetError where leave(True) would."""

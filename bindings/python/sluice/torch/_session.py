@@ -279,9 +279,15 @@ class Session:
 def _with_values(presence: Presence) -> None:
     """Ends the engine, and leaves the parameters where they are; all ranks do so. Raises BudgetError, with nothing changed, where they do
     not fit."""
+    engine, ranks = presence.engine, presence.engine.options.ranks
+    if ranks is not None and ranks.failure and any("shard" in unit for unit in engine.plan()["units"]):
+        raise StateError(
+            f"the ranks have parts of the parameters (stage 3), and {ranks.failure}, so that this one cannot have all values; end with "
+            "sluice.torch.close(model, values=False), which leaves its parameters on the meta device, and go on from a checkpoint"
+        )
     try:
         presence.release_all()
-        presence.engine.agreed("closing the model", presence.engine.check_leaving)
+        engine.agreed("closing the model", engine.check_leaving)
         presence.engine.leave(values=True)
     except BudgetError as error:
         raise BudgetError(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn, Optional, TypeVar
 import torch
 
 from .._handle import handlers_later, of_thread
-from ..errors import BudgetError, Error, InvalidArgumentError, StateError, SystemIOError
+from ..errors import BudgetError, Error, InvalidArgumentError, StateError
 from ..model import Folder, Path, Size, folders_of, size_of
 from ..optimizers import Optimizer as Settings
 from ..ranks import Ranks, shared_memory
@@ -541,19 +541,11 @@ class Pipeline(Stage):
         if self._threads is None:
             super().close(values=values)
         elif not self._closed:
-            kept: dict[str, Any] = {}
-            try:
-                self._all(functools.partial(Stage.close, values=values))
-            except SystemIOError:  # since a stage has failed before; all of them are still there
-                if any(stage._closed for stage in self._every):
-                    raise
-                kept = self.state_dict()
-                self._all(functools.partial(Stage.close, values=False))
+            self._all(functools.partial(Stage.close, values=values))
             restore(self.module)
             vars(self.module).pop(PIPELINE, None)
             self._closed = True
             self._threads.close()
-            _give_back(self.module, kept)
 
     def _tell(self, error: BaseException) -> None:
         if self._threads is None:
@@ -563,19 +555,6 @@ class Pipeline(Stage):
 def _wait_for(t: torch.Tensor) -> None:
     if t.is_cuda:
         torch.cuda.current_stream(t.device).synchronize()
-
-
-def _give_back(model: torch.nn.Module, values: Mapping[str, Any]) -> None:
-    """Gives the parameters of a closed model, which are on the meta device, values by their names; none: they stay."""
-    if not values:
-        return
-    made: dict[int, torch.nn.Parameter] = {}
-    for name, p in list(model.named_parameters(remove_duplicate=False)):
-        holder, _, own = name.rpartition(".")
-        if name in values:
-            made.setdefault(id(p), torch.nn.Parameter(values[name], requires_grad=p.requires_grad))
-        if id(p) in made:
-            setattr(model.get_submodule(holder), own, made[id(p)])
 
 
 def _load_whole(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
