@@ -165,6 +165,11 @@ class Handle:
         self.call(question, *of, ctypes.byref(answer))
         return answer.value
 
+    def text(self, function: str, *arguments: Any) -> str:
+        """Returns a text that the function of the library gives."""
+        with self.use() as address:
+            return text_of(function, address, *arguments)
+
     def call_back(self, function: str, unit: int, kind: Any, run: Callable[..., None]) -> None:
         """Calls a function of the library that calls `run` for a unit. Raises what `run` raises."""
         with called_back(run) as guarded:

@@ -69,7 +69,7 @@ def model_of(units: Sequence[Unit], dtype: str) -> Iterator[ctypes.c_void_p]:
                     given.group,
                     1 if given.frozen else 0,
                     *(given.span or (0, 0)),
-                    _dtype(given.dtype or dtype, f"the dtype of '{given.name}'"),
+                    dtype_of(given.dtype or dtype, f"the dtype of '{given.name}'"),
                     1 if given.by_elements else 0,
                 )
                 call("sluice_model_add_parameter", model, ctypes.byref(parameter), None)
@@ -95,7 +95,8 @@ def files_of(files: Mapping[str, Sequence[Any]], stack: contextlib.ExitStack) ->
     return (_abi.File * len(made))(*made)
 
 
-def _dtype(name: str, what: str) -> int:
+def dtype_of(name: str, what: str = "dtype") -> int:
+    """The number of a type of parameters; what: is of this type."""
     if name not in _abi.DTYPES:
         raise InvalidArgumentError(f"{what} is {name!r}; it may be {', '.join(_abi.DTYPES)}")
     return _abi.DTYPES[name]

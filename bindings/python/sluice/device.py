@@ -7,19 +7,17 @@ import dataclasses
 import json
 from typing import Any, ClassVar, NoReturn
 
-from . import _abi
-from ._handle import text_of
+from . import _make
 from .engine import Engine
-from .errors import InvalidArgumentError, StateError
+from .errors import StateError
 from .model import DeviceFacts
 
 
 def device_of(engine: Engine) -> dict[str, Any]:
     """Describes the GPU on which an engine computes, its free memory, and the "facts" from which its plan was made; empty where
     the CPU computes."""
-    with engine._handle.use() as address:
-        made: dict[str, Any] = json.loads(text_of("sluice_engine_device", address) or "{}")
-        return made
+    made: dict[str, Any] = json.loads(engine._handle.text("sluice_engine_device") or "{}")
+    return made
 
 
 def facts_of(engine: Engine) -> DeviceFacts:
@@ -31,9 +29,8 @@ def facts_of(engine: Engine) -> DeviceFacts:
 def predicted(engine: Engine, computing: float) -> dict[str, Any]:
     """Returns the plan of an engine on a GPU, with the predicted time of a step in which the caller computes there for so
     many seconds."""
-    with engine._handle.use() as address:
-        made: dict[str, Any] = json.loads(text_of("sluice_engine_predict", address, computing))
-        return made
+    made: dict[str, Any] = json.loads(engine._handle.text("sluice_engine_predict", computing))
+    return made
 
 
 class DeviceEngine(Engine):
@@ -66,11 +63,11 @@ class DeviceEngine(Engine):
 
     def add_gradient(self, name: str, gradient: int, dtype: str = "f32") -> None:
         """Adds a gradient, which is contiguous at this address of the GPU's memory."""
-        self._handle.call("sluice_engine_add_gradient", self._parameter(name)[0], gradient, _dtype(dtype))
+        self._handle.call("sluice_engine_add_gradient", self._parameter(name)[0], gradient, _make.dtype_of(dtype))
 
     def gradient_into(self, name: str, address: int, dtype: str = "f32") -> None:
         """Writes a parameter's gradient to this address of the GPU's memory, in the order of the caller's stream."""
-        self._handle.call("sluice_engine_get_gradient", self._parameter(name)[0], address, _dtype(dtype))
+        self._handle.call("sluice_engine_get_gradient", self._parameter(name)[0], address, _make.dtype_of(dtype))
 
     def parameter(self, name: str) -> NoReturn:
         """Raises: see address()."""
@@ -79,9 +76,3 @@ class DeviceEngine(Engine):
     def gradient(self, name: str, dtype: str = "f32") -> NoReturn:
         """Raises: see gradient_into()."""
         raise StateError(f"the gradient of '{name}' is in a GPU's memory, which has no memoryview; use gradient_into()")
-
-
-def _dtype(name: str) -> int:
-    if name not in _abi.DTYPES:
-        raise InvalidArgumentError(f"dtype is {name!r}; it may be {', '.join(_abi.DTYPES)}")
-    return _abi.DTYPES[name]

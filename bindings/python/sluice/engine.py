@@ -148,8 +148,7 @@ class Engine:
 
     def state_arrays(self) -> tuple[str, ...]:
         """The names of the arrays: "master", where masters are kept, then those that torch.optim has."""
-        with self._handle.use() as address:
-            return tuple(json.loads(text_of("sluice_engine_state_arrays", address)))
+        return tuple(json.loads(self._handle.text("sluice_engine_state_arrays")))
 
     def get_state(self, unit: str, into: StateStream) -> None:
         """Calls the function with all state of a trainable unit in f32, run by run, from any thread but never from two at
@@ -216,11 +215,10 @@ class Engine:
         """Adds a gradient to the one that the parameter has in this step: an object with the buffer protocol in f32, or,
         with dtype="bf16" or "f16", of 16 bits ("H"; for f16 also "e"). The unit must be held with `gradient`."""
         p, parameter, _ = self._parameter(name)
-        if dtype not in _abi.DTYPES:
-            raise InvalidArgumentError(f"dtype is {dtype!r}; it may be {', '.join(_abi.DTYPES)}")
+        kind = _make.dtype_of(dtype)
         given = _buffers.bytes_of(gradient, f"the gradient of '{name}'", parameter.elements, dtype)
         with _buffers.address_of(given) as address:
-            self._handle.call("sluice_engine_add_gradient", p, address, _abi.DTYPES[dtype])
+            self._handle.call("sluice_engine_add_gradient", p, address, kind)
 
     def gradient(self, name: str, dtype: str = "f32") -> memoryview:
         """A copy of a parameter's gradient, in its shape. Raises StateError where it has none."""
@@ -325,8 +323,7 @@ class Engine:
     @property
     def failure(self) -> str:
         """Why the engine has failed and refuses all calls; "" where it has not failed."""
-        with self._handle.use() as address:
-            return text_of("sluice_engine_failure", address)
+        return self._handle.text("sluice_engine_failure")
 
     # ---- checkpoints, and what goes on inside ----
 
@@ -337,19 +334,16 @@ class Engine:
             concatenated. Returns the checkpoint's folder."""
         with contextlib.ExitStack() as stack:
             made = _make.files_of(files or {}, stack)
-            address = stack.enter_context(self._handle.use())
             given = (_make.path_of(out), whole(keep, "keep", 2**64), made, len(made))
-            return text_of("sluice_engine_save_with_files", address, *given)
+            return self._handle.text("sluice_engine_save_with_files", *given)
 
     def find_checkpoint(self, path: Path) -> str:
         """The folder of the checkpoint that load() would load. One of another model or optimizer is refused."""
-        with self._handle.use() as address:
-            return text_of("sluice_engine_find_checkpoint", address, _make.path_of(path))
+        return self._handle.text("sluice_engine_find_checkpoint", _make.path_of(path))
 
     def checkpoint_file(self, path: Path, name: str) -> str:
         """Verifies one of the caller's own files in a checkpoint (see load()). Returns its path; "" where there is none."""
-        with self._handle.use() as address:
-            return text_of("sluice_engine_checkpoint_file", address, _make.path_of(path), _make.text(name, "a file's name"))
+        return self._handle.text("sluice_engine_checkpoint_file", _make.path_of(path), _make.text(name, "a file's name"))
 
     def load(self, path: Path) -> None:
         """Loads a checkpoint that save() gave, or of such a folder the newest whole one, by manifests and lengths of files; a warning
@@ -363,9 +357,8 @@ class Engine:
 
     def plan(self) -> dict[str, Any]:
         """The plan in force, as sluice.plan() returns it."""
-        with self._handle.use() as address:
-            made: dict[str, Any] = json.loads(text_of("sluice_engine_plan", address))
-            return made
+        made: dict[str, Any] = json.loads(self._handle.text("sluice_engine_plan"))
+        return made
 
     def ledger(self) -> list[LedgerLine]:
         """The allocated bytes, now and at most so far, by tier and purpose."""
