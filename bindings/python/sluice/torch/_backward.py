@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -13,7 +12,8 @@ import torch
 from ..errors import StateError
 from ._modes import outside_of_graphs
 
-_waits: Counter[int] = Counter()  # by thread: the backward passes that it has begun and that have not ended, each within the one before
+# By thread: of the backward passes that it has begun and that have not ended, each within the one before, whether each runs within another one.
+_runs: dict[int, list[bool]] = {}
 _run = torch.autograd.graph._engine_run_backward
 on_failures: weakref.WeakSet[Any] = weakref.WeakSet()
 """Objects whose tell_of_pass() is called with the error of a backward pass for which PyTorch has no memory, and may raise another one."""
@@ -23,7 +23,8 @@ on_failures: weakref.WeakSet[Any] = weakref.WeakSet()
 def _run_counted(*args: Any, **kwargs: Any) -> Any:
     """Runs a backward pass, in place of PyTorch's own function: a pass says neither who waits for it nor that it has failed."""
     me = threading.get_ident()
-    _waits[me] += 1
+    mine = _runs.setdefault(me, [])
+    mine.append(in_pass())
     try:
         return _run(*args, **kwargs)
     except torch.OutOfMemoryError as error:
@@ -31,9 +32,9 @@ def _run_counted(*args: Any, **kwargs: Any) -> Any:
             each.tell_of_pass(error)
         raise
     finally:
-        _waits[me] -= 1
-        if not _waits[me]:
-            del _waits[me]
+        mine.pop()
+        if not mine:
+            del _runs[me]
 
 
 def in_pass() -> bool:
@@ -46,11 +47,7 @@ class _Pass(NamedTuple):
 
     thread: int  # in which PyTorch runs it
     begun: int  # how many passes that thread has begun that have not ended; two: this one is within another, of which PyTorch says nothing
-
-    @property
-    def is_own(self) -> bool:
-        """Whether a thread of the user's has begun it, and within no other one."""
-        return self.begun == 1 and not isinstance(threading.current_thread(), threading._DummyThread)
+    is_own: bool  # whether that thread has begun it, and within no other one
 
 
 class Users:
@@ -106,9 +103,10 @@ class Users:
         if number == -1 or number in self._passes:
             return number != -1
         me = threading.get_ident()
-        made = _Pass(me, _waits[me])
+        mine = _runs.get(me, [])
+        made = _Pass(me, len(mine), mine == [False])
         with self._lock:
-            waits = self._thread in (None, me) or (_waits[self._thread or 0] > 0 and not made.is_own)
+            waits = self._thread in (None, me) or (bool(_runs.get(self._thread or 0)) and not made.is_own)
             if not waits or any(made.is_own if other.thread != me else made.begun <= other.begun for other in self._passes.values()):
                 _refuse()
             # PyTorch keeps it until the pass ends, in whichever way; a traceback would keep a variable of this function's for longer.

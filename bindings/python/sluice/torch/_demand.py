@@ -250,8 +250,13 @@ class Demand:
 def _is_no_call() -> bool:
     """Whether no estimate is made: in backward, where checkpointing calls modules whose first call was estimated, and in
     transforms of torch.func and traces of TorchScript, where no model runs with fakes."""
-    is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]
-    return is_traced or in_pass() or torch._C._functorch.peek_interpreter_stack() is not None
+    if torch.jit.is_tracing() or in_pass():  # type: ignore[attr-defined]
+        return True
+    try:
+        torch.empty(0).requires_grad_()  # which PyTorch refuses in transforms
+    except RuntimeError:
+        return True
+    return False
 
 
 class OutOfMemoryError(BudgetError, torch.OutOfMemoryError):
