@@ -36,7 +36,7 @@ class Card:
         self.clock, self.captures, self.beside, self.shared = 0.0, False, 0, False
 
     def account(self):
-        return Account(2000 * MIB - self.others - self.engine - self.libraries - self.reserved, self.engine)
+        return Account(2000 * MIB - self.others - self.engine - self.libraries - self.reserved, self.engine, self.shared)
 
     def take(self, **grown):
         for name, mib in grown.items():

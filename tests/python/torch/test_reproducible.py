@@ -124,7 +124,7 @@ def test_what_depends_on_the_ranks_is_refused(pools, what, says):
 
 
 @pytest.mark.parametrize("options, says", [
-    ({"reproducible": True}, "accumulate is 0, and reproducible=True is given"),
+    ({"reproducible": True}, "options.micro_batches is 0 with options.reproducible"),
     ({"reproducible": True, "accumulate": 3}, "options.micro_batches is 3"),
     ({"accumulate": 3}, "options.micro_batches is 3"),
     ({"accumulate": -2}, "accumulate"),

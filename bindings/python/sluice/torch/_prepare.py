@@ -134,7 +134,7 @@ def prepare(
     check_model(model)
     check_optimizer(optimizer, others.get("update_in_backward", False), param_groups, clip_value)
     if reproducible:
-        check_reproducible(model, accumulate)
+        check_reproducible(model)
     settings, roles = roles_of(model, AdamW() if optimizer is None else optimizer, param_groups or ())
     for keys in () if cut is None else roles.keys:
         keys.pop("param_names", None)  # those of all stages

@@ -95,12 +95,8 @@ class MicroBatches(torch.utils.data.Sampler[list[int]]):
 # ---- what is refused ----
 
 
-def check_reproducible(model: torch.nn.Module, accumulate: Any) -> None:
+def check_reproducible(model: torch.nn.Module) -> None:
     """Raises InvalidArgumentError for a model that trains otherwise on each number of ranks."""
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise InvalidArgumentError(
-            f"accumulate is {accumulate!r}, and reproducible=True is given; state how many micro-batches a step has over all ranks"
-        )
     for name, module in model.named_modules():
         _refuse_running_statistics(name, module)
 
