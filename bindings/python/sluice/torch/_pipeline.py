@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import hashlib
@@ -12,6 +11,7 @@ import math
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Optional
 
 import torch
@@ -34,7 +34,7 @@ from ._order import Action, actions_of, calls_in_flight
 from ._prepare import Prepared, prepare
 from ._safetensors import InFiles
 from ._split_backward import Halves, Left
-from ._stages import IDS, Blocks, Cut, Lookups, Table, blocks_of, model_of
+from ._stages import IDS, Blocks, Cut, Lookups, Passage, Table, blocks_of, model_of
 from ._together import Which, together
 from ._units import bytes_in_memory
 from ._weights import stored_of
@@ -109,11 +109,11 @@ class Stage:
             self.module, self.optimizer = self._moved_in(model, prepared, stored, ready)
         if self._ranks is not None:
             self.optimizer.register_step_pre_hook(self._check_step)
-        if self._of_pipeline.ranks is not None:
+        if self._cut_of is not None:
             # It has no reference to this object: Python's collector does not see that the model's memory refers to the engine.
-            session_of(self.module).engine.buffers_of_all = (buffers, functools.partial(_gathered, self._of_pipeline.ranks, self.data_rank))
+            session_of(self.module).engine.buffers_of_all = (buffers, functools.partial(_gathered, self._cut_of.ranks, self.data_rank))
             of_module = vars(self.module)  # what wrapping has made there closing unmakes
-            of_module["_call_impl"] = functools.partial(_of_pipeline_alone, of_module["_call_impl"])
+            of_module["_call_impl"] = functools.partial(_of_pipeline_alone, self._cut_of.passage, of_module["_call_impl"])
             if "save_pretrained" in of_module:
                 of_module["save_pretrained"] = refuse_to_save
         self._in_flight_of: Any = None  # for which shapes and states it is known what calls keep
@@ -244,11 +244,9 @@ class Stage:
 
     # ---- inside ----
 
-    @contextlib.contextmanager
-    def _calling(self, chunk: int) -> Iterator[None]:
+    def _calling(self, chunk: int) -> AbstractContextManager[None]:
         """A `with` in which this stage's part of the model is called for a chunk."""
-        with _calling(), contextlib.nullcontext() if self._cut_of is None else self._cut_of.passage.calling(chunk):
-            yield
+        return contextlib.nullcontext() if self._cut_of is None else self._cut_of.passage.calling(chunk)
 
     def _run(self, actions: Sequence[Action], batch: Any, loss_fn: Optional[Loss]) -> torch.Tensor:
         """Does what this stage does for a batch. Returns the loss, on all ranks."""
@@ -632,21 +630,9 @@ def _moved(way: Callable[[int, str, int, int], Message], other: int, tensor: tor
     return tensor
 
 
-_calls = contextvars.ContextVar("_calls", default=False)  # whether a pipeline calls its stage's part of a model
-
-
-@contextlib.contextmanager
-def _calling() -> Iterator[None]:
-    token = _calls.set(True)
-    try:
-        yield
-    finally:
-        _calls.reset(token)
-
-
-def _of_pipeline_alone(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _of_pipeline_alone(passage: Passage, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a stage's part of a model, where its pipeline does."""
-    if not _calls.get():
+    if passage.called is None:
         raise StateError(
             "one stage's part of a model is called, which needs what the stage before it gives: train_step(), forward_backward() and evaluate() "
             "of the Pipeline call all of it. To generate, load the checkpoint into a model that is wrapped whole"
