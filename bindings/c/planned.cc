@@ -198,20 +198,6 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
   return request;
 }
 
-// A place of everything ("disk" for all parts) is that of all parts that can be there.
-void check_shards(const sluice_engine_options& options, const Planned& made) {
-  const auto is_disk = [](const std::optional<allocator::Tier>& place) {
-    return place == allocator::Tier::kDisk;
-  };
-  if (options.device_memory > 0 && made.plan.partitions_any(engine::Part::kParameters) &&
-      is_disk(made.request.place(engine::Part::kParameters)) &&
-      !std::ranges::all_of(made.request.places, is_disk))
-    fail(ErrorCode::kInvalidArgument,
-         "options.place_parameters is 'disk', and the ranks partition parameters (stage 3), whose shards are "
-         "in the memory of GPUs or of the host where GPUs compute; leave it out, or state a stage from 0 to "
-         "2, with which each rank has all parameters on disk");
-}
-
 }  // namespace
 
 std::function<void()> look_of(const sluice_engine_options& options) {
@@ -271,7 +257,6 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.sections = options.sections == nullptr ? nullptr : &options.sections->communicator;
   made.reserved = options.reserved;
   made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, made.request, made.rates);
-  check_shards(options, made);
   if (purpose == For::kEngine) {
     engine::check_group_limit(made.plan.peak_memory, ranks_here(options),
                               "within options.memory the plan takes");

@@ -58,8 +58,8 @@
  * step is predicted to be shorter so, they pass through registered host memory; so do gradients that wait in
  * host memory for updates by the CPU. With "gpus" or "nccl", a lack of that is an error (SLUICE_IO). GPUs of
  * one host copy partitioned parameters from the owner's shard: in the memory of GPUs that access each other
- * and update them there, if they fit; else in host memory that all ranks map. The bits are those of ranks on
- * the CPU.
+ * and update them there, if they fit; else in host memory that all ranks map, into which shards on disk are
+ * read. The bits are those of ranks on the CPU.
  *
  * With options.stage for stage 2 or 3, and one of options.micro_batches for each rank, gradients are summed
  * in backward, and a rank keeps only its own part of each: they can be measured, multiplied and dropped, but
@@ -67,8 +67,8 @@
  * use host memory where one GPU has too little memory for the data that other ranks read from it. That memory
  * stays allocated until the engines of all ranks have been destroyed.
  *
- * Not yet supported on a GPU, and refused: shards of parameters on disk (options.place_parameters),
- * reproducible sums, parameters that span units, sluice_engine_replan() and sluice_engine_leave().
+ * Not yet supported on a GPU, and refused: reproducible sums, parameters that span units,
+ * sluice_engine_replan() and sluice_engine_leave().
  */
 #ifndef SLUICE_DEVICE_H
 #define SLUICE_DEVICE_H

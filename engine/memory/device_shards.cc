@@ -15,10 +15,7 @@ class DeviceShards::Unit final : public CheckedBacking {
   Unit(DeviceShards& owner, UnitId unit) : owner_(owner), unit_(unit) {}
   void fetch(std::uint64_t offset, std::span<std::byte> into, Done done) override {
     ensure(offset == 0, "a partitioned unit is fetched from byte {} on", offset);
-    const std::uint64_t version = owner_.shards_.expected(unit_);
-    if (owner_.shards_.are_passed()) return owner_.ask(unit_, version, into, std::move(done));
-    const auto work = [this, version, to = into.data()](Done&) { owner_.fetch(unit_, version, to); };
-    owner_.queue_->add(work, std::move(done));
+    owner_.fetch(unit_, owner_.shards_.expected(unit_), into, std::move(done));
   }
   void store(std::uint64_t, std::span<const std::byte>, Done) override {
     fail(ErrorCode::kInternal, "partitioned parameters are stored as a whole");
@@ -35,9 +32,6 @@ void DeviceShards::start(allocator::Ledger& ledger) {
   ledger_ = &ledger;
   if (!shards_.on_one_host()) take_staging();
   queue_.emplace();
-  if (!shards_.are_passed()) return;
-  returning_.emplace();
-  asking_.emplace();
 }
 
 void DeviceShards::take_staging() {
@@ -47,6 +41,9 @@ void DeviceShards::take_staging() {
 
 void DeviceShards::share() {
   shards_.share();
+  const bool lends = shards_.are_passed() || (shards_.is_shared() && shards_.lends_any());
+  for (std::optional<SerialQueue>* const queue : {&returning_, &copying_, &asking_})
+    if (lends) queue->emplace();
   if (shards_.are_passed()) return;
   if (!shards_.is_shared() && memory_.data() == nullptr) take_staging();
   for (UnitId unit = 0; shards_.is_shared() && unit < shards_.units(); ++unit)
@@ -56,9 +53,15 @@ void DeviceShards::share() {
     }
 }
 
-std::vector<ParameterShards::Piece> DeviceShards::shards_of(UnitId unit) const {
+std::vector<ParameterShards::Piece> DeviceShards::pieces_of(UnitId unit, bool lent, std::size_t most) const {
   if (!shards_.has(unit)) return {};
-  return shards_.pieces_of(unit, std::numeric_limits<std::size_t>::max());
+  std::vector<ParameterShards::Piece> pieces = shards_.pieces_of(unit, most);
+  std::erase_if(pieces, [&](const auto& piece) { return shards_.lends(unit, piece.owner) != lent; });
+  return pieces;
+}
+
+std::vector<ParameterShards::Piece> DeviceShards::shards_of(UnitId unit) const {
+  return pieces_of(unit, false, std::numeric_limits<std::size_t>::max());
 }
 
 void DeviceShards::await(UnitId unit) {
@@ -67,11 +70,17 @@ void DeviceShards::await(UnitId unit) {
     gpu_.wait(shards_.place_of(unit, shard), DeviceWork::Use::kWrite);
 }
 
-// An error leaves no transfer in flight: the destructor of a group waits for its transfers.
-void DeviceShards::fetch(UnitId unit, std::uint64_t version, std::byte* to) {
-  shards_.is_shared() ? copy(unit, version, to) : receive(unit, version, to);
+// A unit of which any shard is lent is copied by one thread, on one stream.
+void DeviceShards::fetch(UnitId unit, std::uint64_t version, std::span<std::byte> into, Done done) {
+  if (shards_.are_passed() || (shards_.is_shared() && !pieces_of(unit, true, shards_.most_lent()).empty()))
+    return ask(unit, version, into, std::move(done));
+  const auto work = [this, unit, version, to = into.data()](Done&) {
+    shards_.is_shared() ? copy(unit, version, to) : receive(unit, version, to);
+  };
+  queue_->add(work, std::move(done));
 }
 
+// An error leaves no transfer in flight: the destructor of a group waits for its transfers.
 void DeviceShards::copy(UnitId unit, std::uint64_t version, std::byte* to) {
   const std::vector<ParameterShards::Piece> all = shards_of(unit);
   std::vector<TransferGroup> has_version(all.size());
@@ -97,27 +106,39 @@ void DeviceShards::ask(UnitId unit, std::uint64_t version, std::span<std::byte> 
   asking_->add(work, std::move(done));
 }
 
-// Each part is copied as soon as it is lent, whatever the other parts wait for, so that its place becomes
+// Each part is copied as soon as it is lent, whatever the other parts wait for, so that its memory becomes
 // free.
 void DeviceShards::borrow(UnitId unit, std::uint64_t version, std::byte* to, Done done) {
-  const std::vector<ParameterShards::Piece> parts = shards_.pieces_of(unit, PassedShards::kMostBytes);
-  const Done part_done = after(parts.size(), std::move(done));
-  for (const ParameterShards::Piece& part : parts)
+  const auto lent = pieces_of(unit, true, shards_.most_lent()), others = shards_of(unit);
+  const Done part_done = after(lent.size() + others.size(), std::move(done));
+  for (const ParameterShards::Piece& part : lent)
     shards_.borrow(unit, version, part,
                    [this, at = to + part.in_unit, part_done](
                        DeviceWork::Memory from, const std::exception_ptr& error, const Done& used) {
                      if (error != nullptr) return part_done(error);
                      copy_borrowed(at, from, part_done, used);
                    });
+  for (const ParameterShards::Piece& shard : others)
+    shards_.await(unit, version, shard.owner,
+                  [this, at = to + shard.in_unit, from = shards_.place_of(unit, shard),
+                   part_done](const std::exception_ptr& error) {
+                    if (error != nullptr) return part_done(error);
+                    copy_borrowed(at, from, part_done, nullptr);
+                  });
 }
 
+// used: null where nothing is returned.
 void DeviceShards::copy_borrowed(std::byte* to, DeviceWork::Memory from, Done done, Done used) {
   const auto wait = [this, from](Done&) { gpu_.wait(from, DeviceWork::Use::kWrite); };
-  queue_->add([this, to, from](Done&) { gpu_.copy_within(to, from, DeviceWork::Flow::kPassed); },
-              [this, wait, done = std::move(done), used = std::move(used)](const std::exception_ptr& error) {
-                returning_->add(wait, used);
-                done(error);
-              });
+  const auto copy = [this, to, from](Done&) {
+    shards_.are_passed() ? gpu_.copy_within(to, from, DeviceWork::Flow::kPassed)
+                         : gpu_.copy_in(to, from, DeviceWork::Flow::kPassed);
+  };
+  copying_->add(
+      copy, [this, wait, done = std::move(done), used = std::move(used)](const std::exception_ptr& error) {
+        if (used) returning_->add(wait, used);
+        done(error);
+      });
 }
 
 void DeviceShards::receive(UnitId unit, std::uint64_t version, std::byte* to) {

@@ -6,19 +6,33 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/json.h"
 
 namespace sluice::engine {
 namespace {
 
-ShardMemory::Sizes sizes_of(const Layout& layout, const Plan& plan, const Ranks& ranks, int rank) {
-  ShardMemory::Sizes sizes;
-  for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
-    sizes.emplace_back();
-    if (plan.units[unit].tier(Part::kParameters) == allocator::Tier::kRanks &&
-        !plan.units[unit].shard_on_disk)
-      sizes.back() = ranks.shard(unit, rank).size() * size_of(layout.dtype(unit));
-  }
+bool is_partitioned(const UnitPlan& unit) { return unit.tier(Part::kParameters) == allocator::Tier::kRanks; }
+
+// Of a rank whose shard of a unit is in memory where that is partitioned, and not on disk.
+ShardMemory::Sizes sizes_of(const Layout& layout, const Ranks& ranks, int rank,
+                            const std::vector<bool>& partitioned, const std::vector<bool>& on_disk) {
+  ShardMemory::Sizes sizes(layout.units().size());
+  for (UnitId unit = 0; unit < sizes.size(); ++unit)
+    if (partitioned[unit] && !on_disk[unit])
+      sizes[unit] = ranks.shard(unit, rank).size() * size_of(layout.dtype(unit));
   return sizes;
+}
+
+std::vector<bool> partitioned_of(const Plan& plan) {
+  std::vector<bool> partitioned;
+  for (const UnitPlan& unit : plan.units) partitioned.push_back(is_partitioned(unit));
+  return partitioned;
+}
+
+std::vector<bool> on_disk_of(const Plan& plan) {
+  std::vector<bool> on_disk;
+  for (const UnitPlan& unit : plan.units) on_disk.push_back(is_partitioned(unit) && unit.shard_on_disk);
+  return on_disk;
 }
 
 std::string text_of(const std::exception_ptr& error) {
@@ -63,8 +77,10 @@ class ParameterShards::AllShards final : public Backing {
 ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& ranks)
     : layout_(layout),
       ranks_(ranks),
+      partitioned_(partitioned_of(plan)),
+      on_disk_(on_disk_of(plan)),
       place_(plan.shard_place()),
-      memory_(sizes_of(layout, plan, ranks, ranks.rank())),
+      memory_(sizes_of(layout, ranks, ranks.rank(), partitioned_, on_disk_)),
       stored_(layout.units().size(), plan.serving_pieces, ranks.communicator().hosts().readers(ranks.rank())),
       expected_(layout.units().size()),
       published_(layout.units().size()),
@@ -72,11 +88,6 @@ ParameterShards::ParameterShards(const Layout& layout, const Plan& plan, Ranks& 
   if (plan.passing_places > 0)
     passed_.emplace(PassedShards::Need{plan.passing_places, plan.passing_place_bytes}, ranks.size(),
                     [this](UnitId unit) { return std::span<const std::byte>(data(unit), bytes(unit)); });
-  for (const UnitPlan& unit : plan.units) {
-    partitioned_.push_back(unit.tier(Part::kParameters) == allocator::Tier::kRanks);
-    on_disk_.push_back(partitioned_.back() && unit.shard_on_disk);
-  }
-  for (int rank = 0; rank < ranks.size(); ++rank) places_.emplace_back(sizes_of(layout, plan, ranks, rank));
 }
 
 void ParameterShards::define(Backings& backings) {
@@ -106,10 +117,13 @@ void ParameterShards::start(allocator::Ledger& ledger, DeviceWork* gpu) {
     memory_.start(ledger, gpu->device(), allocator::Purpose::kParameter, on_one_host() && !passed_);
   // So that an update of a shard waits for copies of its previous version.
   for (UnitId unit = 0; unit < units() && gpu != nullptr; ++unit)
-    if (has(unit) && bytes(unit) > 0) gpu->add({data(unit), bytes(unit)}, bytes(unit));
+    if (has(unit) && !on_disk(unit) && bytes(unit) > 0) gpu->add({data(unit), bytes(unit)}, bytes(unit));
   if (passed_) passed_->start(ledger, *gpu);
   if (on_gpus()) published_by_gpu_.emplace();
-  stored_.start(ledger);
+  if (gpu == nullptr)
+    stored_.start(ledger);
+  else
+    stored_.start_beside_gpu(ledger, *gpu, on_one_host());
   relayed_.start(ledger);
   reads_->shards = this;
   ranks_.serve([reads = reads_](const comm::Read& read, comm::Answer answer) {
@@ -124,21 +138,38 @@ void ParameterShards::share() {
   const std::string name = "the shards of parameters";
   const std::array places = {"in the memory of its GPU", "passed by its GPU from host memory",
                              "in host memory"};
-  const std::vector<std::string> of_ranks =
-      ranks_.exchange(name, places[static_cast<std::size_t>(place_)], {});
-  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank)
-    if (of_ranks[rank] != of_ranks[0])
+  Json units = Json::array();
+  for (UnitId unit = 0; unit < this->units(); ++unit)
+    if (on_disk_[unit]) units.push_back(unit);
+  const Json told = {
+      {"place", places[static_cast<std::size_t>(place_)]}, {"on_disk", units}, {"pieces", stored_.pieces()}};
+  std::vector<std::string> places_of_ranks;
+  std::vector<std::size_t> pieces;
+  for (const std::string& text : ranks_.exchange(name, told.dump(), {})) {
+    const Json other = parse_json(text, name);
+    places_of_ranks.push_back(json_field<std::string>(other, "place", name));
+    pieces.push_back(json_field<std::size_t>(other, "pieces", name));
+    std::vector<bool>& on_disk = on_disk_of_ranks_.emplace_back(this->units());
+    for (const UnitId unit : json_field<std::vector<UnitId>>(other, "on_disk", name)) on_disk.at(unit) = true;
+    stores_any_ |= std::ranges::count(on_disk, true) > 0;
+  }
+  for (std::size_t rank = 0; rank < places_of_ranks.size(); ++rank) {
+    if (places_of_ranks[rank] != places_of_ranks[0])
       fail(ErrorCode::kInvalidArgument,
            "{} are {} on rank {}, and {} on rank 0: give all ranks the same device memory and the same "
            "updates, or let them use the host's memory (links=\"host\")",
-           name, of_ranks[rank], rank, of_ranks[0]);
+           name, places_of_ranks[rank], rank, places_of_ranks[0]);
+    places_.emplace_back(
+        sizes_of(layout_, ranks_, static_cast<int>(rank), partitioned_, on_disk_of_ranks_[rank]));
+  }
   passed_ ? passed_->share(ranks_.communicator(), name) : memory_.share(ranks_, name);
+  if (stores_any_) stored_.share(ranks_, pieces);
 }
 
 ParameterShards::~ParameterShards() {
   published_by_gpu_.reset();
   reads_->ends = true;
-  if (passed_) passed_->end([this] { return !ranks_.communicator().failure().empty(); });
+  loans_.end([this] { return !ranks_.communicator().failure().empty(); });
   std::vector<Question> unanswered;
   {
     const std::lock_guard lock(reads_->serving);
@@ -171,7 +202,7 @@ std::vector<ParameterShards::Piece> ParameterShards::pieces_of(UnitId unit, std:
 
 void ParameterShards::read(UnitId unit, std::uint64_t version, const Piece& piece, std::span<std::byte> into,
                            Done done) {
-  if (piece.owner == ranks_.rank()) return read(unit, piece.offset, into, std::move(done));
+  if (piece.owner == ranks_.rank()) return read_own(unit, version, piece.offset, into, std::move(done));
   fetch({ranks_.rank(), piece.owner, unit, version, piece.offset, piece.bytes}, into, std::move(done));
 }
 
@@ -183,12 +214,21 @@ void ParameterShards::await(UnitId unit, std::uint64_t version, int owner, Done 
 void ParameterShards::take(UnitId unit, const std::byte* values) {
   const std::byte* const own_values = values + own(unit).begin * element_bytes(unit);
   if (on_gpus()) return gpu_->copy_within(data(unit), {own_values, bytes(unit)});
-  if (on_disk(unit)) return stored_.write(unit, own_values);
-  std::copy_n(own_values, bytes(unit), data(unit));  // null where the shard is empty
+  take(unit, 0, {own_values, bytes(unit)});
+}
+
+void ParameterShards::take(UnitId unit, std::size_t offset, std::span<const std::byte> values) {
+  if (on_disk(unit)) return stored_.write(unit, offset, values);
+  std::copy_n(values.data(), values.size(), data(unit) + offset);  // null where the shard is empty
 }
 
 void ParameterShards::read(UnitId unit, std::size_t offset, std::span<std::byte> into, Done done) {
-  if (on_disk(unit)) return stored_.copy(unit, offset, into, std::move(done));
+  read_own(unit, expected(unit), offset, into, std::move(done));
+}
+
+void ParameterShards::read_own(UnitId unit, std::uint64_t version, std::size_t offset,
+                               std::span<std::byte> into, Done done) {
+  if (on_disk(unit)) return stored_.copy(unit, version, offset, into, std::move(done));
   std::copy_n(data(unit) + offset, into.size(), into.data());
   done(nullptr);
 }
@@ -232,7 +272,6 @@ void ParameterShards::publish(UnitId unit) {
 }
 
 void ParameterShards::publish(UnitId unit, std::uint64_t version) {
-  if (on_disk(unit)) stored_.forget(unit);
   std::vector<Question> now;
   {
     const std::lock_guard lock(mutex_);
@@ -246,8 +285,8 @@ void ParameterShards::publish(UnitId unit, std::uint64_t version) {
 bool ParameterShards::is_possible(const comm::Read& read) const {
   const auto unit = static_cast<UnitId>(read.key % units());
   if (read.key >= units())
-    return passed_ && read.owner == ranks_.rank() && read.bytes == sizeof(PassedShards::Loan) &&
-           read.offset % PassedShards::kMostBytes == 0 && read.offset < bytes(unit);
+    return (passed_ || (gpu_ != nullptr && on_disk(unit))) && read.owner == ranks_.rank() &&
+           read.bytes == sizeof(Loans::Loan) && read.offset % most_lent() == 0 && read.offset < bytes(unit);
   if (read.owner < 0 || read.owner >= ranks_.size() || read.offset % StoredShards::kPiece != 0) return false;
   if (read.owner == ranks_.rank() && read.bytes == 0) return true;
   const std::size_t all = bytes(unit, read.owner);
@@ -259,8 +298,8 @@ void ParameterShards::answer(const comm::Read& read, comm::Answer answer) {
   const auto refuse = [&](const char* why) {
     answer({}, std::make_exception_ptr(Error(ErrorCode::kState, why)), {});
   };
-  if (passed_ && read.key == key_of_return()) {
-    passed_->give_back(read.version);
+  if (gpu_ != nullptr && read.key == key_of_return()) {
+    loans_.give_back(read.version);
     return answer({}, nullptr, [](const std::exception_ptr&) {});
   }
   if (read.key >= key_of_return() || !has(static_cast<UnitId>(read.key % units())))
@@ -296,23 +335,28 @@ void ParameterShards::answer_now(const Question& question) {
       ended();
     });
   };
-  if (question.read.key == key_of_place(unit))
-    return passed_->lend_to_other(unit, question.read.version, offset, later);
+  const bool borrows = question.read.key == key_of_place(unit);
+  if (borrows && passed_)
+    return passed_->lend(unit, question.read.version, offset, 0, loans_.lend(passed_->places(), later));
+  if (borrows)
+    return stored_.read(unit, question.read.version, offset, 0, loans_.lend(stored_.memory(), later));
   if (!on_disk(unit)) return question.answer({data(unit) + offset, wanted}, nullptr, sent);
-  stored_.read(unit, offset, wanted, later);
+  stored_.read(unit, question.read.version, offset, wanted, later);
 }
 
 void ParameterShards::borrow(UnitId unit, std::uint64_t version, const Piece& piece, Pieces::Use use) {
   if (piece.owner == ranks_.rank())
-    return passed_->lend(unit, version, piece.offset, piece.bytes, std::move(use));
-  const auto loan = std::make_shared<PassedShards::Loan>();
+    return passed_ ? passed_->lend(unit, version, piece.offset, piece.bytes, std::move(use))
+                   : stored_.read(unit, version, piece.offset, piece.bytes, std::move(use));
+  const auto loan = std::make_shared<Loans::Loan>();
   const auto borrowed = [this, loan, piece, use = std::move(use)](std::exception_ptr error) {
     if (error != nullptr) return use({}, std::move(error), {});
-    use({passed_->of(piece.owner, *loan), piece.bytes}, nullptr,
-        [this, loan, piece](const std::exception_ptr&) {
-          ranks_.communicator().read(piece.owner, key_of_return(), loan->number, 0, {},
-                                     [](std::exception_ptr) {});
-        });
+    const std::byte* const lent =
+        passed_ ? passed_->of(piece.owner, loan->offset) : stored_.of(piece.owner, loan->offset);
+    use({lent, piece.bytes}, nullptr, [this, loan, piece](const std::exception_ptr&) {
+      ranks_.communicator().read(piece.owner, key_of_return(), loan->number, 0, {},
+                                 [](std::exception_ptr) {});
+    });
   };
   ranks_.communicator().read(piece.owner, key_of_place(unit), version, piece.offset,
                              std::as_writable_bytes(std::span(loan.get(), 1)), borrowed);

@@ -10,6 +10,7 @@
 #include "allocator/ledger.h"
 #include "core/serial_queue.h"
 #include "engine/memory/backing.h"
+#include "engine/memory/loans.h"
 #include "engine/memory/passed_shards.h"
 #include "engine/memory/relayed_shards.h"
 #include "engine/memory/shard_memory.h"
@@ -40,13 +41,21 @@ class ParameterShards {
   // it outlives this, and share() must follow.
   void start(allocator::Ledger& ledger, DeviceWork* gpu = nullptr);
   bool on_one_host() const { return ranks_.communicator().hosts().all_on_one(); }  // all ranks
-  // Collective: lets the GPUs of all ranks of one host copy from all shards (RankMemory, PeerMemory).
+  // Collective: lets the GPUs of all ranks of one host copy from all shards (RankMemory, PeerMemory), and
+  // from the pieces of shards on disk.
   void share();
-  bool is_shared() const { return memory_.is_shared(); }
+  bool is_shared() const { return memory_.is_shared() && (!stores_any_ || stored_.is_shared()); }
   // Whether all shards are in GPU memory, which only GPUs read.
   bool on_gpus() const { return place_ == ShardPlace::kGpu; }
   // Whether this rank's GPU copies its shards out of host memory for the GPUs of all ranks (PassedShards).
   bool are_passed() const { return passed_.has_value(); }
+  // Whether that rank lends its shard of the unit piece by piece: GPUs pass it, or it is on disk; and whether
+  // any rank lends any. REQUIRES: share() was called.
+  bool lends(UnitId unit, int owner) const {
+    return are_passed() || on_disk_of_ranks_[static_cast<std::size_t>(owner)][unit];
+  }
+  bool lends_any() const { return are_passed() || stores_any_; }
+  std::size_t most_lent() const { return are_passed() ? PassedShards::kMostBytes : StoredShards::kPiece; }
 
   std::size_t units() const { return partitioned_.size(); }   // all of the model
   bool has(UnitId unit) const { return partitioned_[unit]; }  // whether it is partitioned
@@ -61,6 +70,9 @@ class ParameterShards {
   // Copies this rank's shard out of a whole unit, which must be where the shard is: in host memory, or in GPU
   // memory, where the copy is queued. May wait for the disk.
   void take(UnitId unit, const std::byte* values);
+  // Copies a part of this rank's shard out of host memory: from `offset` on, a multiple of
+  // StoredShards::kPiece, to another one or to the shard's end. REQUIRES: !on_gpus().
+  void take(UnitId unit, std::size_t offset, std::span<const std::byte> values);
   void expect(UnitId unit);  // announces a change of the unit
   // Publishes the announced version of this rank's shard, whose change is made, or queued where shards are in
   // GPU memory; other ranks may read it once it is complete.
@@ -82,16 +94,17 @@ class ParameterShards {
   void read(UnitId unit, std::uint64_t version, const Piece& piece, std::span<std::byte> into, Done done);
   // Calls `done` when the owner has published the version. Thread rule: any thread.
   void await(UnitId unit, std::uint64_t version, int owner, Done done);
-  // A piece in its owner's memory, whatever its version. REQUIRES: is_shared().
+  // A piece in its owner's memory, whatever its version. REQUIRES: is_shared(), and the owner does not lend
+  // it.
   std::span<const std::byte> place_of(UnitId unit, const Piece& piece) const {
     const std::size_t shard = places_[static_cast<std::size_t>(piece.owner)].offset(unit);
     return {memory_.of(piece.owner, shard + piece.offset), piece.bytes};
   }
 
-  // Lends a place in the owner's GPU memory that has a piece of that version, as an address of this rank's
-  // GPU, until `used` is called. The pieces are those of at most PassedShards::kMostBytes. REQUIRES:
-  // are_passed(). Thread rule: any thread; `use` is called on the communicator's thread, or on one of this
-  // class.
+  // Lends memory that has a piece of that version, until `used` is called: of the owner's GPU, as an address
+  // of this rank's, or registered memory of the host. The pieces are those of at most most_lent() bytes.
+  // REQUIRES: the owner lends the shard. Thread rule: any thread; `use` is called on the communicator's
+  // thread, or on one of this class or of the disk.
   void borrow(UnitId unit, std::uint64_t version, const Piece& piece, Pieces::Use use);
 
   // A change of plan. A shard that goes to disk gets a record first (see StateStore). Between pause() and
@@ -127,6 +140,7 @@ class ParameterShards {
     return ranks_.shard(unit, rank).size() * element_bytes(unit);
   }
   std::size_t bytes(UnitId unit) const { return bytes(unit, ranks_.rank()); }
+  void read_own(UnitId unit, std::uint64_t version, std::size_t offset, std::span<std::byte> into, Done done);
   void fetch(const comm::Read& piece, std::span<std::byte> into, Done done);
   // The keys of reads that are not of shards, whose keys are unit numbers: a read of a place that is lent,
   // and an empty read, which returns a place.
@@ -142,11 +156,16 @@ class ParameterShards {
   const Layout& layout_;
   Ranks& ranks_;
   // By unit. on_disk_ changes only while reads of other ranks are paused.
-  std::vector<bool> partitioned_, on_disk_;
+  const std::vector<bool> partitioned_;
+  std::vector<bool> on_disk_;
   const ShardPlace place_;
   DeviceWork* gpu_ = nullptr;
   ShardMemory memory_;
-  std::vector<ShardMemory> places_;  // by rank: the layout of its shards; these take no memory
+  // What share() has found, by rank: the layout of its shards (these take no memory), and whether they are on
+  // disk, by unit.
+  std::vector<ShardMemory> places_;
+  std::vector<std::vector<bool>> on_disk_of_ranks_;
+  bool stores_any_ = false;  // whether any is
   StoredShards stored_;
   std::vector<std::uint64_t> expected_;  // by unit
   const std::shared_ptr<Reads> reads_ = std::make_shared<Reads>();
@@ -158,6 +177,7 @@ class ParameterShards {
   bool paused_ = false;
 
   RelayedShards relayed_;
+  Loans loans_;
   std::optional<PassedShards> passed_;
   std::optional<SerialQueue> published_by_gpu_;  // waits for the GPU, then publishes
 };

@@ -1,8 +1,6 @@
 #include "engine/memory/passed_shards.h"
 
 #include <algorithm>
-#include <chrono>
-#include <memory>
 #include <utility>
 
 #include "core/bytes.h"
@@ -14,11 +12,6 @@ namespace {
 constexpr std::size_t kUnitsPassed = 3;  // in flight at a time
 
 }  // namespace
-
-std::exception_ptr shards_are_gone() {
-  return std::make_exception_ptr(
-      Error(ErrorCode::kState, "a shard is read, and the engine that had it is destroyed"));
-}
 
 PassedShards::Need PassedShards::need_of(const Layout& layout, const Shards& all, UnitId unit, int rank,
                                          int ranks) {
@@ -35,19 +28,6 @@ PassedShards::PassedShards(const Need& need, int ranks, Source source)
       pieces_(need.places, ranks, [this](const Pieces::Key& key, std::byte* into, Done done) {
         bring(key, into, std::move(done));
       }) {}
-
-void PassedShards::end(const std::function<bool()>& has_failed) {
-  constexpr auto kPause = std::chrono::milliseconds(1);
-  std::map<std::uint64_t, Done> loans;
-  {
-    std::unique_lock lock(mutex_);
-    ends_ = true;
-    while (!returned_.wait_for(lock, kPause, [this] { return loans_.empty(); }))
-      if (has_failed()) break;
-    loans = std::move(loans_);
-  }
-  for (const auto& [number, used] : loans) used(nullptr);
-}
 
 void PassedShards::start(allocator::Ledger& ledger, DeviceWork& gpu) {
   gpu_ = &gpu;
@@ -67,49 +47,7 @@ void PassedShards::lend(UnitId unit, std::uint64_t version, std::size_t offset, 
   pieces_.read({.unit = unit, .version = version, .index = offset / kMostBytes}, bytes, std::move(use));
 }
 
-void PassedShards::lend_to_other(UnitId unit, std::uint64_t version, std::size_t offset,
-                                 comm::Answer answer) {
-  lend(unit, version, offset, 0,
-       [this, answer = std::move(answer)](std::span<const std::byte> place, std::exception_ptr error,
-                                          const Done& used) {
-         if (error != nullptr) return answer({}, std::move(error), {});
-         const auto loan = std::make_shared<Loan>();
-         loan->offset = static_cast<std::uint64_t>(place.data() - places_.data());
-         if (!note(*loan, used)) {
-           used(nullptr);
-           return answer({}, shards_are_gone(), {});
-         }
-         answer(std::as_bytes(std::span(loan.get(), 1)), nullptr, [loan](const std::exception_ptr&) {});
-       });
-}
-
-// Returns false where loans are no longer returned.
-bool PassedShards::note(Loan& loan, const Done& used) {
-  const std::lock_guard lock(mutex_);
-  if (ends_) return false;
-  loan.number = next_loan_++;
-  loans_[loan.number] = used;
-  return true;
-}
-
-void PassedShards::give_back(std::uint64_t number) {
-  Done used;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto loan = loans_.find(number);
-    if (loan == loans_.end()) return;
-    used = std::move(loan->second);
-    loans_.erase(loan);
-    returned_.notify_all();
-  }
-  used(nullptr);
-}
-
 void PassedShards::bring(const Pieces::Key& key, std::byte* into, Done done) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (ends_) std::rethrow_exception(shards_are_gone());
-  }
   const auto work = [this, key, into](Done&) {
     const std::span<const std::byte> shard = source_(key.unit);
     const std::size_t offset = key.index * kMostBytes, bytes = std::min(kMostBytes, shard.size() - offset);

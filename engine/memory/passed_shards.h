@@ -1,11 +1,7 @@
 #pragma once
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,9 +15,6 @@
 #include "engine/memory/pieces.h"
 
 namespace sluice::engine {
-
-// The error for a read of shards whose engine is destroyed.
-std::exception_ptr shards_are_gone();
 
 // This rank's shards of parameters in host memory, which its GPU copies over its own link into a few places
 // of its memory (Pieces). From there the GPUs of all ranks of one host copy them. A rank borrows the place of
@@ -42,7 +35,7 @@ class PassedShards {
   // Returns the memory of this rank's own shard of a unit.
   using Source = std::function<std::span<const std::byte>(UnitId unit)>;
   PassedShards(const Need& need, int ranks, Source source);
-  ~PassedShards() = default;  // REQUIRES: end() was called, where something was lent
+  ~PassedShards() = default;  // REQUIRES: nothing is lent
   PassedShards(const PassedShards&) = delete;
   PassedShards& operator=(const PassedShards&) = delete;
 
@@ -56,34 +49,18 @@ class PassedShards {
   // `bytes` is kMostBytes or what is left of the shard. REQUIRES: the shard is that version until the place
   // is lent.
   void lend(UnitId unit, std::uint64_t version, std::size_t offset, std::size_t bytes, Pieces::Use use);
-
-  // The answer to another rank that borrows: the offset of the place in this rank's memory, and the number by
-  // which it is returned.
-  struct Loan {
-    std::uint64_t offset = 0, number = 0;
-  };
-  void lend_to_other(UnitId unit, std::uint64_t version, std::size_t offset, comm::Answer answer);
-  void give_back(std::uint64_t number);
-  // Lends nothing more: requests that wait for a place get an error. Waits until all loans are returned;
-  // has_failed tells whether a rank has failed, which ends the wait.
-  void end(const std::function<bool()>& has_failed);
-  // The place that a rank has lent, as an address of this rank's GPU. REQUIRES: share() was called.
-  const std::byte* of(int rank, const Loan& loan) const { return places_.of(rank) + loan.offset; }
+  // The memory of this rank's places; and an offset in that of another one, as an address of this rank's GPU.
+  // REQUIRES, for the latter: share() was called.
+  const std::byte* places() const { return places_.data(); }
+  const std::byte* of(int rank, std::uint64_t offset) const { return places_.of(rank) + offset; }
 
  private:
-  bool note(Loan& loan, const Done& used);
   void bring(const Pieces::Key& key, std::byte* into, Done done);
 
   const Need need_;
   const Source source_;
   DeviceWork* gpu_ = nullptr;
   PeerMemory places_;
-
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable returned_;
-  std::map<std::uint64_t, Done> loans_;  // by number: called on return
-  std::uint64_t next_loan_ = 0;
-  bool ends_ = false;
 
   // Destroyed first: pieces_ waits until bringing_ has brought what was requested.
   std::optional<SerialQueue> bringing_;

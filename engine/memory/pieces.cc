@@ -136,15 +136,6 @@ void Pieces::end_one() {
   changed_.notify_all();
 }
 
-void Pieces::forget(UnitId unit) {
-  const std::lock_guard lock(mutex_);
-  for (Piece& piece : pieces_) {
-    if (!piece.key || piece.key->unit != unit) continue;
-    ensure(!piece.busy, "a shard was changed while it was read");
-    piece.key.reset();
-  }
-}
-
 Pieces::Loan::Loan(Pieces& pieces) : pieces_(pieces) {
   std::unique_lock lock(pieces_.mutex_);
   pieces_.changed_.wait(lock, [&] { return (piece_ = pieces_.free_piece()) != nullptr; });

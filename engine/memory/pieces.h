@@ -64,7 +64,6 @@ class Pieces {
   // all requests were answered.
   void resize(allocator::Ledger& ledger, std::size_t count);
   void read(const Key& key, std::size_t bytes, Use use);  // the first `bytes` bytes of a part
-  void forget(UnitId unit);                               // drops parts that are out of date
 
   // Lends a piece for other purposes, until it is destroyed; the constructor waits until one is free.
   class Loan;

@@ -64,7 +64,7 @@ struct RankOf {
 
 // Where ranks have their shards of partitioned parameters, if they compute on GPUs: in the GPU's memory, from
 // where the others copy them; in host memory, from where the rank's GPU brings them for all (PassedShards);
-// or there, from where each GPU copies them.
+// or there, or on disk and in pieces there, from where each GPU copies them.
 enum class ShardPlace : std::uint8_t { kGpu, kPassed, kHost };
 
 // The choices that the user fixes; the planner makes the others.

@@ -294,6 +294,7 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
     if (profile.whole_step) along["pipeline"] = plan.step_bytes_from_sections;
     if (plan.ranks.together > 1) along["layers"] = plan.step_bytes_of_layers;
   }
+  if (on_gpu) json["step"] = device_step_json(plan);
   if (plan.ranks.size > 1) json["step"]["bytes_read_apart"] = plan.step_bytes_read_apart;
   if (!on_gpu) return json;
   json["device"] = plan.device_bytes;
@@ -304,7 +305,6 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
     json["links"] = plan.ranks.by_nccl ? "nccl" : plan.ranks.gpus_meet ? "gpus" : "host";
   json["passes_shards"] = plan.shard_place() == ShardPlace::kPassed;
   json["sums_in_backward"] = plan.sums_in_backward;
-  json["step"] = device_step_json(plan);
   return json;
 }
 

@@ -36,8 +36,9 @@ std::vector<bool> are_cut(const std::vector<std::size_t>& stages) {
   return cut;
 }
 
-// The first place that can be, or a later one that is asked for.
+// The first place that can be, or a later one that is asked for. Only shards in the last one may be on disk.
 ShardPlace choose_shards(const PlanRequest& request, bool updates_by_gpu) {
+  if (request.place(Part::kParameters) == allocator::Tier::kDisk) return ShardPlace::kHost;
   const bool meet = request.compute == allocator::Tier::kDevice && request.ranks.gpus_read();
   const ShardPlace first = !meet            ? ShardPlace::kHost
                            : updates_by_gpu ? ShardPlace::kGpu

@@ -98,7 +98,8 @@ class Placement {
   bool partitions_gradient(UnitId unit, std::size_t groups) const;
   // Whether that shard of the unit's parameters may be on disk, and what it takes there.
   bool may_store_shard(UnitId unit) const {
-    return compute_ == kCpuTier && partitions_parameters(unit) && shard_bytes(unit) > 0;
+    return (compute_ == kCpuTier || shards_ == ShardPlace::kHost) && partitions_parameters(unit) &&
+           shard_bytes(unit) > 0;
   }
   std::size_t shard_bytes(UnitId unit) const { return units_[unit].parameter_shard.disk; }
 
@@ -308,7 +309,7 @@ class Placement {
     return updated(unit) && plan.updated_on != plan.compute;
   }
   bool streams_through_cpu(UnitId unit, const UnitPlan& plan) const {
-    return crosses(unit, plan) && !(plan.resident(Part::kState) &&
+    return crosses(unit, plan) && !(plan.resident(Part::kState) && !plan.shard_on_disk &&
                                     (plan.tier(Part::kParameters) == allocator::Tier::kHost ||
                                      plan.tier(Part::kParameters) == allocator::Tier::kRanks) &&
                                     plan.tier(Part::kGradient) == allocator::Tier::kHost &&

@@ -247,10 +247,11 @@ class DevicePlanner {
     const Plan elsewhere = describe(shapes().back(), Tier::kDisk), there = all_on_gpu();
     if (std::min(elsewhere.device_bytes, there.device_bytes) > in_.budget.device)
       refuse_device_memory(in_.budget, elsewhere.device_bytes, there.device_bytes);
-    refuse_beside_gpu({in_.profile, in_.request, in_.budget, in_.optimizer.name(), tiers_.placement(),
-                       LeastOfRanks(least({false, true}, {InMemory::kAll})),
-                       LeastOfRanks(least({true}, {InMemory::kAllButCpuState, InMemory::kNothing}))},
-                      attempt(kAnyDisk));
+    refuse_beside_gpu(
+        {in_.profile, in_.request, in_.budget, in_.optimizer.name(), tiers_.placement(),
+         LeastOfRanks(least({false, true}, {InMemory::kAll})),
+         LeastOfRanks(least({true}, {InMemory::kAllButCpuState, InMemory::kShards, InMemory::kNothing}))},
+        attempt(kAnyDisk));
   }
 
  private:
@@ -296,16 +297,20 @@ class DevicePlanner {
            "disk");
   }
 
-  // Where GPUs do not copy shards of parameters from each other, these are in host memory, from where all
-  // ranks read them.
+  // Where GPUs do not copy shards of parameters from each other, these are in host memory or on disk, from
+  // where all ranks read them.
   void keep_shards_with_the_cpu() {
     const Placement& placement = tiers_.placement();
     if (!placement.partitions_any_parameters() || placement.shards_on_gpus()) return;
-    if (in_.request.updates == Tier::kDevice)
-      fail(ErrorCode::kInvalidArgument,
-           "updates on the GPU are asked for at stage 3, at which the CPU updates each rank's shard of the "
-           "parameters, in host memory, unless all ranks have theirs on GPUs that read each other's memory; "
-           "let the CPU update, or ask for stage 1");
+    const PlanRequest& asked = in_.request;
+    if (asked.updates == Tier::kDevice ||
+        (asked.place(Part::kParameters) == Tier::kDisk && asked.place(Part::kState) == Tier::kDevice))
+      fail(
+          ErrorCode::kInvalidArgument,
+          "updates or state on the GPU are asked for at stage 3, at which the CPU updates each rank's shard "
+          "of the parameters, in host memory or on disk, unless all ranks have theirs on GPUs that read each "
+          "other's memory, and no other place is asked for them; let the CPU update, leave out the place of "
+          "parameters, or ask for stage 1");
     for (UnitId unit = 0; unit < updates_.updated_on.size(); ++unit)
       if (placement.partitions_parameters(unit)) updates_.updated_on[unit] = Tier::kHost;
     updates_.because = "the CPU where parameters are partitioned, and else the GPU";
@@ -316,11 +321,12 @@ class DevicePlanner {
   }
 
   // The parts not on the GPU that are in host memory: all that may be there; all but state that the CPU alone
-  // uses; or none. Parts on disk pass through memory that is taken while any part is there, so that the last
-  // parts may fit into memory together where none of them would alone.
-  enum class InMemory { kAll, kAllButCpuState, kNothing };
+  // uses; shards of parameters alone; or none. Parts on disk pass through memory that is taken while any part
+  // is there, so that the last parts may fit into memory together where none of them would alone.
+  enum class InMemory { kAll, kAllButCpuState, kShards, kNothing };
 
-  // Disks are slow, so any plan that does without is better than one that does not.
+  // Disks are slow, so any plan that does without is better than one that does not; and a step reads a shard
+  // of parameters more often than all else, so that it is there only where no plan has it in memory.
   std::optional<Plan> attempt(std::uint64_t disk) const {
     Budget budget = in_.budget;
     budget.disk = disk;
@@ -329,9 +335,17 @@ class DevicePlanner {
       for (const Shape& shape : shapes())
         if (const std::optional<Plan> on_gpu = fill_gpu(shape, with_disk))
           if (Plan plan = in_memory(*on_gpu, shape, InMemory::kAll); fits(plan, budget)) return plan;
+    if (std::optional<Plan> plan = fill_memory(budget, {InMemory::kAllButCpuState, InMemory::kShards}))
+      return plan;
+    return tiers_.placement().partitions_any_parameters() ? fill_memory(budget, {InMemory::kNothing})
+                                                          : std::nullopt;
+  }
+
+  // Brings as much into host memory as fits there, where it does not begin with more than fits.
+  std::optional<Plan> fill_memory(const Budget& budget, std::initializer_list<InMemory> ways) const {
     for (const Shape& shape : shapes())
       if (const std::optional<Plan> on_gpu = fill_gpu(shape, true))
-        for (const InMemory least : {InMemory::kAllButCpuState, InMemory::kNothing}) {
+        for (const InMemory least : ways) {
           Plan plan = in_memory(*on_gpu, shape, least);
           if (plan.peak_memory > budget.memory) continue;
           const auto items = tiers_.items(plan.units, groups(), true);
@@ -400,9 +414,15 @@ class DevicePlanner {
   Plan in_memory(Plan plan, const Shape& shape, InMemory what) const {
     for (UnitPlan& unit : plan.units)
       for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
-        const bool is_movable = unit.tier(part) == Tier::kDisk && !in_.request.place(part);
+        const bool is_shard = part == Part::kParameters && unit.shard_on_disk;
         const bool is_cpu_state = part == Part::kState && unit.updated_by_cpu();
-        if (is_movable && (what == InMemory::kAll || (what == InMemory::kAllButCpuState && !is_cpu_state)))
+        const bool is_wanted = what == InMemory::kAll ||
+                               (what == InMemory::kAllButCpuState && !is_cpu_state) ||
+                               (what == InMemory::kShards && is_shard);
+        if (!is_wanted || in_.request.place(part)) continue;
+        if (is_shard)
+          unit.shard_on_disk = false;
+        else if (unit.tier(part) == Tier::kDisk)
           unit.place(part, Tier::kHost);
       }
     tiers_.count(plan, shape, tiers_.placement().footprint(plan.units), plan.extents);

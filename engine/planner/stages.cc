@@ -232,7 +232,8 @@ std::vector<PlanRequest> requests_for(const PlanInputs& in, const PlanRequest& a
     if (gives_stage) break;
     PlanRequest at = asked;
     at.stages.assign(in.profile.units.size(), stage);
-    if (stage < kMostStage || at.updates != Tier::kDevice || at.ranks.gpus_read()) add(at);
+    const bool gpus_keep_shards = at.ranks.gpus_read() && at.place(Part::kParameters) != Tier::kDisk;
+    if (stage < kMostStage || at.updates != Tier::kDevice || gpus_keep_shards) add(at);
   }
   return requests;
 }

@@ -219,8 +219,9 @@ void Tiers::fill(Plan& plan, const Shape& shape, const Placed& placed, const std
   Frames frames = placed.frames[shape.ahead];
   for (const Item& item : items) {
     UnitPlan nearer = plan.units[item.unit];
-    // The CPU has state in host memory, and gradients are copied there in any case.
-    if (nearer.tier(item.part) == to || (to_gpu && nearer.updated_by_cpu() && item.part != Part::kParameters))
+    // The CPU has state and shards of parameters in host memory, and gradients are copied there in any case.
+    if (nearer.tier(item.part) == to ||
+        (to_gpu && nearer.updated_by_cpu() && (item.part != Part::kParameters || nearer.shard_on_disk)))
       continue;
     Footprint then = footprint;
     placement_.to_memory(item.unit, item.part, to, nearer, then);
@@ -285,7 +286,8 @@ Tiers::Bytes Tiers::bytes(const Plan& plan, const Shape& shape, const Footprint&
   add(host, Purpose::kOptimizerState, footprint.cpu_state);
   add(near, Purpose::kActivation, plan.activation_bytes);
   add(near, Purpose::kWorkspace, plan.workspace_bytes);
-  add(near, Purpose::kStaging, slots(shape, footprint) * slot_bytes_[footprint.shards_on_disk > 0 ? 1 : 0]);
+  add(near, Purpose::kStaging,
+      slots(shape, footprint) * slot_bytes_[footprint.shards_on_disk > 0 && !on_gpu() ? 1 : 0]);
   add(host, Purpose::kStaging,
       host_slots(shape, footprint) * host_slot_bytes_[footprint.cpu_disk > 0 ? 1 : 0]);
   add(host, Purpose::kStaging, pieces(shape, footprint) * StoredShards::kPiece);

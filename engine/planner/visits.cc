@@ -57,7 +57,9 @@ double between_gpus(const Arriving& arriving, const MachineRates& rates) {
   return rates.gpu.between > 0 ? static_cast<double>(arriving.bytes) / rates.gpu.between : 0;
 }
 
-bool on_disk(const UnitPlan& plan, Part part) { return plan.tier(part) == Tier::kDisk; }
+bool on_disk(const UnitPlan& plan, Part part) {
+  return plan.tier(part) == Tier::kDisk || (part == Part::kParameters && plan.shard_on_disk);
+}
 
 // Where a unit is fetched once, it was still there for the other use: the last units for backward, and the
 // first ones for the next step's forward. Fetches of earlier micro-batches count with the last one's forward.
@@ -102,6 +104,7 @@ void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, cons
     const std::uint64_t fetches = use->fetched / placement.parameter_bytes(id);
     use->from_ranks = seconds.fetch * static_cast<double>(fetches);
     use->fetched = placement.fetched_by_link(id, plan) * fetches;
+    use->from_disk = plan.shard_on_disk ? placement.shard_bytes(id) * fetches : 0;
   }
 }
 
@@ -323,7 +326,12 @@ std::vector<UnitOnGpu> Placement::units_on_gpu(const Plan& plan, const MachineRa
         unit.forward.left + unit.backward.left + unit.sum.out + unit.sum.kept + unit.gather.out;
     unit.in = link.read - std::min(link.read, other_in);
     unit.out = link.written - std::min(link.written, other_out);
-    if (on_disk(placed, Part::kParameters)) unit.written += parameter_traffic(id, 1).written;
+    const Traffic update =
+        placed.shard_on_disk ? shard_traffic(id) : Traffic{0, parameter_traffic(id, 1).written};
+    if (on_disk(placed, Part::kParameters)) {
+      unit.read += update.read;
+      unit.written += update.written;
+    }
     if (on_disk(placed, Part::kState)) {
       unit.read += state_traffic(id).read;
       unit.written += state_traffic(id).written;
@@ -370,6 +378,7 @@ void Placement::predict_on_gpu(const MachineRates& rates, std::optional<double> 
       plan.step_bytes_written += moved.written;
     }
   }
+  plan.step_bytes_read_apart = plan.step_bytes_read + read_apart(plan.units, 1);
   plan.step_bytes_in = copied.read;
   plan.step_bytes_out = copied.written;
   time.link = copy_seconds(copied.read, copied.written, rates.gpu);

@@ -66,8 +66,8 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
                                 : std::nullopt),
       executor(make_executor()),
       cpu_executor(make_cpu_executor()),
-      updates(layout, optimizer, states, executor ? *executor : *cpu_executor, plan.serving_pieces > 0,
-              {work(), cpu_executor.get()}),
+      updates(layout, optimizer, states, executor ? *executor : *cpu_executor,
+              plan.serving_pieces > 0 && !gpu, {work(), cpu_executor.get()}),
       host_staging(gpu ? std::optional<HostStaging>(std::in_place, states, *gpu) : std::nullopt),
       nccl_turns(plan.ranks.by_nccl && gathers_on_gpu()
                      ? std::optional<NcclTurns>(std::in_place, *resources.communicator)
@@ -142,13 +142,12 @@ void Stores::take_shard(UnitId unit) {
   if (!gpu_shards || parameter_shards->on_gpus())
     return parameter_shards->take(unit, static_cast<const std::byte*>(values.data));
   const Shards& shards = states.format().shards();
-  std::byte* to = parameter_shards->data(unit);
   for (std::size_t chunk = 0; chunk < shards.chunks(unit); ++chunk) {
     const ElementRange elements = shards.chunk(unit, chunk);
-    const std::size_t bytes = elements.size() * size_of(values.type);
-    to = std::copy_n(static_cast<const std::byte*>(
-                         host_staging->bring_values(values.at(elements.begin), elements.size()).data),
-                     bytes, to);
+    const std::size_t size = size_of(values.type);
+    const ConstArray here = host_staging->bring_values(values.at(elements.begin), elements.size());
+    parameter_shards->take(unit, (elements.begin - own(unit).begin) * size,
+                           {static_cast<const std::byte*>(here.data), elements.size() * size});
   }
 }
 

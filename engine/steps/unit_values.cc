@@ -239,7 +239,7 @@ std::vector<std::size_t> all_chunks(const ValueStreams& s, UnitId unit) {
 }
 
 // Calls body(chunk, state, slot) for these chunks of this rank, in order; with parameters.read the slot also
-// has the chunk's parameters. Returns the exception of body.
+// has the chunk's parameters, where the CPU computes. Returns the exception of body.
 template <class Body>
 std::exception_ptr for_chunks(const ValueStreams& s, UnitId unit, const std::vector<std::size_t>& chunks,
                               const OwnParameters& parameters, const Body& body) {
@@ -250,7 +250,7 @@ std::exception_ptr for_chunks(const ValueStreams& s, UnitId unit, const std::vec
   const auto read = [&](std::size_t i) {
     if (i >= chunks.size()) return;
     const ElementRange range = shards.chunk(unit, chunks[i]);
-    if (parameters.read)
+    if (parameters.read && s.host == nullptr)
       parameters.read((range.begin - shards.here(unit).begin) * size,
                       {s.pipeline.parameters(i % reads.size()), range.size() * size},
                       reads[i % reads.size()].add());
@@ -302,6 +302,19 @@ std::exception_ptr drain_rank(const ValueStreams& s, int rank, UnitId unit, Cons
     }
   }
   return nullptr;
+}
+
+// Reads some elements of this rank's shard to where the CPU can read them, beside a GPU.
+ConstArray read_to_host(const ValueStreams& s, UnitId unit, ElementRange elements,
+                        const OwnParameters& parameters) {
+  const Array values = s.host->values(s.layout.dtype(unit));
+  const std::size_t size = size_of(values.type);
+  s.host->begin_values();
+  TransferGroup read;
+  parameters.read((elements.begin - s.states.format().shards().here(unit).begin) * size,
+                  {static_cast<std::byte*>(values.data), elements.size() * size}, read.add());
+  read.wait();
+  return values;
 }
 
 }  // namespace
@@ -368,7 +381,9 @@ std::exception_ptr save_own_chunks(const ValueStreams& s, UnitId unit, const Own
   const std::size_t first = format.shards().here(unit).begin;
   const auto drain = [&](std::size_t chunk, std::byte* state, std::size_t slot) {
     ConstArray values = parameters.shard;
-    if (parameters.read)
+    if (parameters.read && s.host != nullptr)
+      values = read_to_host(s, unit, format.shards().chunk(unit, chunk), parameters);
+    else if (parameters.read)
       values = {s.pipeline.parameters(slot), s.layout.dtype(unit)};
     else if (values.data != nullptr)
       values = values.at(format.shards().chunk(unit, chunk).begin - first);

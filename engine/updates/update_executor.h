@@ -41,13 +41,13 @@ struct Update {
   Backing* gradient_backing = nullptr;
   std::size_t gradient_backing_bytes = 0;
   Dtype gradient_type = Dtype::kF32;
-  // Whether the backings begin with the unit's first element, rather than this rank's.
-  bool whole_backings = false;
+  // Whether each backing begins with the unit's first element, rather than this rank's.
+  bool whole_parameters = false, whole_gradient = false;
   // Where a GPU writes whether the update must be skipped: see DeviceGradients::check(). Null: the gradient
   // is known to be finite.
   const std::uint32_t* refused = nullptr;
-  // Called once, on any thread, when parameters in memory are changed and the update has no error; null:
-  // nobody waits for that. It must not throw.
+  // Called once, on any thread, when parameters are changed, in memory or in their backing, and the update
+  // has no error; null: nobody waits for that. It must not throw.
   std::function<void()> on_changed = {};
   // REQUIRES: the CPU updates, and has waited for the GPU's check.
   bool is_refused() const { return refused != nullptr && *refused != 0; }

@@ -293,7 +293,7 @@ void UpdatePipeline::end_work(Running& running) {
   {
     const std::lock_guard lock(mutex_);
     --running.works;
-    if (running.applied() && !error_) on_changed = std::exchange(running.update.on_changed, nullptr);
+    on_changed = take_on_changed(running);
     changed_.notify_all();
   }
   if (on_changed) on_changed();
@@ -362,6 +362,12 @@ bool UpdatePipeline::needs_parameters(UnitId unit, const std::optional<Pass>& pa
 // Streamed parameters may be read only when their backing has them.
 bool UpdatePipeline::is_written(const Running& running) const {
   return running.applied() && (running.update.parameters_backing == nullptr || running.writes == 0);
+}
+
+// What the caller must call now, without the lock, since the parameters have changed; else null.
+std::function<void()> UpdatePipeline::take_on_changed(Running& running) const {
+  if (!is_written(running) || error_) return nullptr;
+  return std::exchange(running.update.on_changed, nullptr);
 }
 
 bool UpdatePipeline::finish_applied() {

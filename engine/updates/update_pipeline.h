@@ -127,17 +127,17 @@ class UpdatePipeline {
   struct Streamed {
     bool state = false, gradient = false, parameters = false;
   };
-  // A streamed part: all of what this rank has of it.
+  // A streamed part: all of what this rank has of it, or, with `whole`, of the unit.
   struct Source {
     Backing* backing;
     std::size_t bytes;
     Dtype type;
+    bool whole;
   };
   struct Reading {
     std::size_t slot, chunk;
     UnitId unit;
     Streamed parts;
-    bool whole;  // Update::whole_backings
     Source gradient, parameters;
   };
 
@@ -184,6 +184,7 @@ class UpdatePipeline {
   bool reads_values(const Running& update) const;
   bool reads_parameters(const Running& update) const;
   bool is_written(const Running& update) const;
+  std::function<void()> take_on_changed(Running& update) const;
   void clear_padding(const Slot& slot) const;
   UpdateExecutor& executor_of(UnitId unit) const { return states_.by_cpu(unit) ? *gpu_.cpu : executor_; }
   bool has_slots(UnitId unit) const { return (states_.by_cpu(unit) ? cpu_slots_ : slots()) > 0; }

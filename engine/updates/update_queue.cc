@@ -102,7 +102,7 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   } else if (pins.gradient) {
     update.gradient = {pager_.data(gradient), update.gradient_type};
   } else {
-    update.whole_backings = parts_.whole_gradients;
+    update.whole_gradient = parts_.whole_gradients;
     update.gradient_backing = &pager_.backing(gradient);
     update.gradient_backing_bytes = pager_.backing_bytes(gradient);
   }
@@ -129,7 +129,7 @@ void UpdateQueue::start_by_cpu(const Task& task, Update& update, const Pins& pin
   const auto for_cpu = [&](HoldingId holding, bool on_gpu) {
     return on_gpu ? Backing::ForCpu{nullptr, &pager_.gpu_memory(holding)} : pager_.backing(holding).for_cpu();
   };
-  update.whole_backings = true;
+  update.whole_gradient = true;
   if (Backing* const record = gradient_record(unit)) {
     update.gradient = {record->for_cpu().data, update.gradient_type};
   } else {
@@ -142,6 +142,7 @@ void UpdateQueue::start_by_cpu(const Task& task, Update& update, const Pins& pin
   if (partitions_parameters(unit) || !pipeline_.needs_parameters(unit, task.pass)) return;
   const Backing::ForCpu to = for_cpu(values, pins.parameters);
   update.parameters.data = to.data;
+  update.whole_parameters = true;
   update.parameters_backing = to.backing;
   update.parameters_backing_bytes = pins.parameters ? pager_.bytes(values) : pager_.backing_bytes(values);
 }

@@ -143,26 +143,27 @@ UpdatePipeline::Reading UpdatePipeline::begin_reading(Slot& slot, const Streamed
 
 UpdatePipeline::Reading UpdatePipeline::reading_of(const Slot& slot, const Streamed& parts) const {
   const Update& update = slot.update->update;
-  return {static_cast<std::size_t>(&slot - slots_.data()),
-          slot.chunk,
-          update.unit,
-          parts,
-          update.whole_backings,
-          {update.gradient_backing, update.gradient_backing_bytes, update.gradient_type},
-          {update.parameters_backing, update.parameters_backing_bytes, update.parameters.type}};
+  return {
+      static_cast<std::size_t>(&slot - slots_.data()),
+      slot.chunk,
+      update.unit,
+      parts,
+      {update.gradient_backing, update.gradient_backing_bytes, update.gradient_type, update.whole_gradient},
+      {update.parameters_backing, update.parameters_backing_bytes, update.parameters.type,
+       update.whole_parameters}};
 }
 
 std::vector<UpdatePipeline::Fetch> UpdatePipeline::fetches_of(const Reading& reading) const {
   const StateFormat& format = states_.format();
   const Slot& slot = slots_[reading.slot];
   const ElementRange here = format.shards().here(reading.unit);
-  // A part of a whole backing is not on disk, so that it need not be whole blocks.
-  const bool in_blocks = !reading.whole || here.size() == layout_.unit_elements(reading.unit);
   std::vector<Fetch> fetches;
   const auto stream = [&](const Source& source, std::byte* part) {
     const std::size_t size = size_of(source.type);
+    // A part of a whole backing is not on disk, so that it need not be whole blocks.
+    const bool in_blocks = !source.whole || here.size() == layout_.unit_elements(reading.unit);
     const ElementRange chunk = format.shards().chunk(reading.unit, reading.chunk);
-    const std::size_t offset = (chunk.begin - (reading.whole ? 0 : here.begin)) * size;
+    const std::size_t offset = (chunk.begin - (source.whole ? 0 : here.begin)) * size;
     const std::size_t bytes =
         in_blocks ? round_up(chunk.size() * size, offload::RecordStore::kBlock) : chunk.size() * size;
     fetches.push_back({*source.backing, offset, {part, std::min(bytes, source.bytes - offset)}});
@@ -212,13 +213,17 @@ void UpdatePipeline::on_read(std::size_t index, std::exception_ptr error) {
 }
 
 void UpdatePipeline::on_written(std::size_t index, std::exception_ptr error) {
+  std::function<void()> on_changed;
   {
     const std::lock_guard lock(mutex_);
     if (error && !error_) error_ = std::move(error);
     if (--slots_[index].writes > 0) return;
+    Running& running = *slots_[index].update;
     slots_[index].stage = Stage::kFree;
-    --slots_[index].update->writes;
+    --running.writes;
+    on_changed = take_on_changed(running);
   }
+  if (on_changed) on_changed();
   issue_reads();
   const std::lock_guard lock(mutex_);
   --under_way_;  // comes last, because the destructor waits for it

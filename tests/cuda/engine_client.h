@@ -44,10 +44,12 @@ struct Case {
   int steps = 2;
   double norm = 0.5;
   unsigned disk_microseconds = 0;  // that each transfer of the disk takes
+  double disk_read_errors = 0;     // how many of the disk's reads fail
   MachineRates rates = {};         // for which the plan is made
   RankOf ranks = {};               // the rank that it is for
   comm::Nccl* nccl = nullptr;      // of a plan whose ranks use it; null: they are joined with the engine
   std::size_t stage = 0;
+  std::vector<UnitId> shards_in_memory = {};  // although others that are planned like them are on disk
 };
 
 inline constexpr std::size_t kWidth = 1000;
@@ -118,12 +120,16 @@ struct Made {
         optimizer(optim::make_optimizer(setup.optimizer)),
         plan(plan_of(setup)),
         threads(2, setup.team) {
+    for (const UnitId unit : setup.shards_in_memory) {
+      plan.units[unit].shard_on_disk = false;
+      plan.peak_memory += kHugePage + Layout(profile.units).unit_bytes(unit);
+    }
     ledger.set_budget(allocator::Tier::kHost, plan.peak_memory);
     ledger.set_budget(allocator::Tier::kDevice, plan.device_bytes);
     Resources resources{threads, ledger};
-    offload::Faults delay;
-    delay.delay_microseconds = setup.disk_microseconds;
-    disk.emplace(offload::alone(offload::make_faulty_file(*file, delay)), ledger);
+    const offload::Faults faults{.read_error = setup.disk_read_errors,
+                                 .delay_microseconds = setup.disk_microseconds};
+    disk.emplace(offload::alone(offload::make_faulty_file(*file, faults)), ledger);
     if (plan.uses_disk()) resources.disk = &*disk;
     resources.device = device;
     resources.communicator = communicator;

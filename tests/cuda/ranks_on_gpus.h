@@ -78,7 +78,7 @@ class RanksOnGpusTest : public DeviceEngineTest {
     return train(ranks, [&](comm::Communicator& of) { return train_on_cpu(of_rank(setup, of), &of); });
   }
   static ShardPlace shards_of(const Case& setup) {
-    if (setup.stage != 3 || !setup.ranks.gpus_read()) return ShardPlace::kHost;
+    if (setup.stage != 3 || !setup.ranks.gpus_read() || setup.places[0] == kDisk) return ShardPlace::kHost;
     return setup.updates == kDevice ? ShardPlace::kGpu : ShardPlace::kPassed;
   }
   Outcomes train_on_gpus(const Case& setup, int ranks, const std::function<void(const Made&)>& also) {

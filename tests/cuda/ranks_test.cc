@@ -48,6 +48,7 @@ TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
       setup.updates = updates;
       setup.places = {tiers[seed % 3], tiers[seed / 2 % 3],
                       updates == kDevice ? tiers[(seed + 1) % 3] : tiers[1 + seed % 2]};
+      if (stage == 3 && updates == kDevice) setup.places[0] = kDevice;  // the CPU updates shards elsewhere
       setup.ranks.gpus_meet = seed % 2 == 1 || (stage == 3 && updates == kDevice);
       setup.ranks.by_nccl = fake() != nullptr && seed % 4 == 1 && !(stage == 3 && updates == kDevice);
       SCOPED_TRACE(fmt::format(

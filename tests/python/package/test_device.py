@@ -175,19 +175,24 @@ def test_ranks_measure_each_rate_at_the_same_time(tmp_path):
     assert 0 < len(before) < len(loops[0])
 
 
-def test_a_plan_has_no_shards_of_parameters_on_disk_where_gpus_compute(tmp_path):
+def test_a_plan_has_shards_of_parameters_on_disk_where_gpus_compute(tmp_path):
     units = [sluice.Unit("layer", [sluice.Parameter("weight", [4096, 1024])])]
 
-    def parameters(place, stage=3):
-        given = {"device_facts": fake_gpu.FACTS, "planned": (0, 2), "stage": stage, "disk": tmp_path, "place": place}
-        plan = sluice.plan(units, sluice.Options(memory="4GiB", device_memory="1GiB", **given))
-        return [plan["units"][0][key] for key in ("parameters", "state")]
+    def planned(place, stage=3, **asked):
+        given = {"device_facts": fake_gpu.FACTS, "planned": (0, 2), "stage": stage, "disk": tmp_path, "place": place} | asked
+        return sluice.plan(units, sluice.Options(memory="4GiB", device_memory="1GiB", **given))
 
-    assert parameters("disk") == ["ranks", "disk"], "everything that can be there"
-    assert parameters({"parameters": "disk"}, stage=1)[0] == "disk"
-    for place in ({"parameters": "disk"}, {"parameters": "disk", "state": "disk"}):
-        with pytest.raises(sluice.InvalidArgumentError, match="options.place_parameters is 'disk', and the ranks partition .*a stage from 0 to 2"):
-            parameters(place)
+    for place, state in (("disk", "disk"), ({"parameters": "disk"}, "memory"), ({"parameters": "disk", "state": "disk"}, "disk")):
+        plan = planned(place)
+        unit = plan["units"][0]
+        assert [unit[key] for key in ("parameters", "shard", "state", "updated_by")] == ["ranks", "disk", state, "cpu"]
+        shard = 4096 * 1024 * 4 // 2
+        read, apart, written = (plan["step"][f"bytes_{key}"] for key in ("read", "read_apart", "written"))
+        assert read >= 2 * shard and apart >= read + shard and written >= shard  # at least a fetch, and the update
+    assert planned({"parameters": "disk"}, stage=1)["units"][0]["parameters"] == "disk"
+    assert planned({"state": "disk"}, updates="cpu")["units"][0]["shard"] == "memory"
+    with pytest.raises(sluice.InvalidArgumentError, match="updates or state on the GPU are asked for at stage 3, .* in host memory or on disk"):
+        planned({"parameters": "disk"}, updates="gpu")
 
 
 def test_a_plan_joins_ranks_by_gpus_where_it_is_stated_how_fast():

@@ -67,7 +67,9 @@ def check_twins(pool, name, settings, on_gpus, stages_and_places, first=0):
     by_cpu = on_gpus.get("updates") == "cpu" or settings.get("update") in ("Adafactor", "Muon")
     for seed, (stage, place) in enumerate(stages_and_places, first):
         of_parts = {"parameters": "device", "state": "memory"}  # what the CPU updates is no state of the GPU
-        given = settings | on_gpus | {"stage": stage, "place": of_parts if by_cpu and place == "device" else place}
+        by_gpus = on_gpus.get("updates") == "gpu" and (stage, place) == (3, "disk")  # which update shards in their own memory
+        wanted = {"gradients": "disk", "state": "disk"} if by_gpus else of_parts if by_cpu and place == "device" else place
+        given = settings | on_gpus | {"stage": stage, "place": wanted}
         given["has_peers"] = seed % 2 == 0 or (stage == 3 and on_gpus.get("updates") == "gpu")  # where shards are in memory the CPU updates
         found = pool.call("on_gpus", called="train", seed=seed, schedule=fake_gpu.SCHEDULES[seed % 3], **given)
         assert found == expected, f"stage {stage}, {place}, seed {seed}"
@@ -95,6 +97,12 @@ def test_they_do_where_each_gpu_passes_on_its_shards(pool):
     rows = ("wide in half", {"alone": "evaluate", "dtype": "bfloat16"}), ("wide", {"stated": True, "update": "Adafactor", "clip": 0.1})
     for seed, (name, settings) in enumerate(rows):
         check_twins(pool, name, settings, {"updates": "cpu", "facts": True}, [(3, "memory")], 2 * seed)
+
+
+def test_they_do_where_shards_of_parameters_are_on_disk(pool):
+    in_8_bits = {"dtype": "bfloat16", "stated": True, "state": "8bit", "alone": "evaluate"}
+    for seed, (name, settings) in enumerate((("llama", in_8_bits), ("wide", {"stated": True, "update": "Adafactor", "clip": 0.1}))):
+        check_twins(pool, name, settings, {}, [(3, "disk")], seed)
 
 
 @LONG
@@ -197,7 +205,7 @@ def test_at_stages_2_and_3_a_rank_keeps_its_own_part_of_gradients(pool, number, 
     stage, by = ((2, None), (3, "gpu"), (2, None), (3, "cpu"))[number % 4]
     place = PLACES[number % 3]
     of_parts = {"state": "memory" if by == "cpu" and place == "device" else place}
-    if (stage, place) != (3, "disk"):  # shards of parameters are in memory
+    if (stage, by, place) != (3, "gpu", "disk"):  # GPUs update shards in their own memory
         of_parts["parameters"] = place
     given = settings | {"stage": stage, "place": of_parts, "updates": by, "has_peers": by == "gpu" or number % 4 == 0}
     assert pool.call("on_gpus", called="train", seed=number, schedule=fake_gpu.SCHEDULES[number // 2 % 3], **given) == expected
@@ -247,13 +255,16 @@ def test_a_model_is_closed_on_all_ranks_or_on_none(pool):
     assert [found, found_there] == pool.call("train", name="normed")
 
 
-@pytest.mark.parametrize("way, saves, stage", [
-    ("engine", True, 3), ("state_dict", False, 3),
-    *(pytest.param(*row, marks=LONG) for row in (("state_dict", True, 1), ("engine", False, 3), ("engine", False, 0))),
+@pytest.mark.parametrize("way, saves, stage, place", [
+    ("engine", True, 3, "disk"), ("state_dict", False, 3, "memory"),
+    *(pytest.param(*row, marks=LONG) for row in (
+        ("engine", True, 3, "memory"), ("engine", False, 3, "disk"), ("state_dict", True, 1, "memory"), ("engine", False, 3, "memory"),
+        ("engine", False, 0, "memory"),
+    )),
 ])  # fmt: skip
-def test_a_run_goes_on_on_gpus_and_on_the_cpu_from_what_either_has_saved(pool, tmp_path, way, saves, stage):
+def test_a_run_goes_on_on_gpus_and_on_the_cpu_from_what_either_has_saved(pool, tmp_path, way, saves, stage, place):
     found = []
-    for gpus in ({}, {"stage": stage, "saves_on_gpu": saves, "goes_on_on_gpu": not saves}):
+    for gpus in ({}, {"stage": stage, "place": place, "saves_on_gpu": saves, "goes_on_on_gpu": not saves}):
         folder = tmp_path / f"{len(gpus)}"
         folder.mkdir()
         found.append(pool.call("go_on", folder=str(folder), way=way, **gpus))
