@@ -68,6 +68,7 @@ Json record_of(const Planned& planned) {
                  {"the number of units", planned.model_units().size()},
                  {"the number of parameter groups", planned.groups},
                  {"options.reproducible", planned.request.reproducible},
+                 {"options.sum_gradients", planned.request.sums_each_backward ? "each_backward" : "step"},
                  {"what computes", planned.budget.device > 0 ? "a GPU" : "the CPU"},
                  {"the number of micro-batches of a rank", planned.profile.micro_batches}};
   Json& units = record["units"] = Json::array();

@@ -173,6 +173,36 @@ std::size_t micro_batches_of(const sluice_engine_options& options, int ranks) {
   return std::max<std::size_t>(1, options.micro_batches / size);
 }
 
+// Whether options.sum_gradients asks for that; checks what it needs, also where there is one rank, which sums
+// nothing.
+bool sums_each_backward(const sluice_engine_options& options) {
+  const std::string_view asked = options.sum_gradients == nullptr ? "step" : options.sum_gradients;
+  if (asked == "step") return false;
+  if (asked != "each_backward")
+    fail(ErrorCode::kInvalidArgument,
+         "options.sum_gradients is '{}'; it is 'step' (at a step's end) or 'each_backward'", asked);
+  if (options.stage != SLUICE_STAGE(2) && options.stage != SLUICE_STAGE(3))
+    fail(ErrorCode::kInvalidArgument,
+         "options.sum_gradients is 'each_backward', and options.stage is {}; state stage 2 or 3, at which a "
+         "rank keeps its part of gradients, or leave options.sum_gradients out",
+         options.stage == 0 ? std::string("left to the plan") : std::to_string(options.stage - 1));
+  if (options.micro_batches == 0)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "options.sum_gradients is 'each_backward', and options.micro_batches is 0; state how many a step has "
+        "over all ranks");
+  const char* const other =
+      options.reproducible != 0         ? "options.reproducible, which adds pairwise over all micro-batches"
+      : options.update_in_backward != 0 ? "options.update_in_backward, which applies each sum"
+                                        : nullptr;
+  if (other != nullptr)
+    fail(ErrorCode::kInvalidArgument,
+         "options.sum_gradients is 'each_backward', which adds up the sums of micro-batches, with {}; leave "
+         "one out",
+         other);
+  return true;
+}
+
 engine::PlanRequest request_of(const sluice_engine_options& options) {
   engine::PlanRequest request;
   request.ranks = rank_of(options);
@@ -180,6 +210,7 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
   request.clip = options.update_in_backward == 0;
   request.reproducible = options.reproducible != 0;
   if (options.micro_batches > 0) request.group = 1;
+  request.sums_each_backward = sums_each_backward(options);
   if (request.reproducible) {
     if (!request.clip)
       fail(ErrorCode::kInvalidArgument,
@@ -196,6 +227,19 @@ engine::PlanRequest request_of(const sluice_engine_options& options) {
          "another place");
   request.updates = updates_of(options);
   return request;
+}
+
+// A place of everything ("disk" for all parts) is that of all parts that can be there.
+void check_gradient_parts(const sluice_engine_options& options, const Planned& made) {
+  const auto is_disk = [](const std::optional<allocator::Tier>& place) {
+    return place == allocator::Tier::kDisk;
+  };
+  if (options.device_memory > 0 && made.plan.sums_each_backward &&
+      is_disk(made.request.place(engine::Part::kGradient)) &&
+      !std::ranges::all_of(made.request.places, is_disk))
+    fail(ErrorCode::kInvalidArgument,
+         "options.place_gradients is 'disk' with options.sum_gradients, and parts of gradients are in the "
+         "memory of GPUs, or of the host, where GPUs compute; leave one out");
 }
 
 }  // namespace
@@ -257,6 +301,7 @@ Planned make_plan(const sluice_model& model, const sluice_engine_options& option
   made.sections = options.sections == nullptr ? nullptr : &options.sections->communicator;
   made.reserved = options.reserved;
   made.plan = engine::make_plan(made.profile, *made.optimizer, made.budget, made.request, made.rates);
+  check_gradient_parts(options, made);
   if (purpose == For::kEngine) {
     engine::check_group_limit(made.plan.peak_memory, ranks_here(options),
                               "within options.memory the plan takes");

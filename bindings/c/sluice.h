@@ -221,6 +221,7 @@ typedef struct sluice_engine_options {
    * library. NULL: nothing stops it. */
   int (*stop)(void* context);
   void* stop_context;
+  const char* sum_gradients; /* over ranks: "step" or "each_backward", see sluice_ranks.h; NULL: "step" */
 } sluice_engine_options;
 
 /* Gives the caller a JSON object that says where every byte would live, without taking any, as `sluice plan

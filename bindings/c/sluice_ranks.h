@@ -187,6 +187,14 @@ SLUICE_API sluice_status sluice_ranks_along(sluice_ranks* ranks, const char* mes
  * use gradients, on all ranks, while a rank has not ended all micro-batches. options.update_in_backward is
  * refused with it. The caller ensures that ranks compute alike (CPU, threads, libraries).
  *
+ * With options.sum_gradients "each_backward" at a stated stage 2 or 3, ranks sum each micro-batch's gradients
+ * in its backward pass, in the order and by the calls of the next paragraph, and a rank adds its own part of
+ * the mean to what it keeps. So it never has more than a few whole gradients, while what is sent is as often
+ * as many as it has micro-batches. The written order is then over ranks, and after that over micro-batches:
+ * with several of each rank the bits differ from those without it. Gradients may be measured and multiplied
+ * between micro-batches and before the step, and dropped there on all ranks alike. They cannot be read, and a
+ * step whose sums have begun cannot be abandoned (SLUICE_STATE).
+ *
  * With options.update_in_backward on several ranks, options.micro_batches is their number: a step has one
  * micro-batch on each. A unit's gradients are summed once this rank holds it no more, while ranks compute,
  * and their mean is applied. All ranks sum units in one order: in the first step the reverse of that in which

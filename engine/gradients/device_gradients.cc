@@ -4,26 +4,32 @@
 
 namespace sluice::engine {
 
-DeviceGradients::Places::Places(const Layout& layout) : blocks{0}, nodes{0}, units(layout.units().size()) {
+DeviceGradients::Places::Places(const Layout& layout, const Own& own)
+    : blocks{0}, nodes{0}, units(layout.units().size()) {
   for (ParameterId p = 0; p < layout.parameters(); ++p) {
-    const std::size_t count = divide_up(layout.location(p).elements, kernels::kGridBlock);
-    const auto of_parameter = kernels::node_levels(layout.spec(p).span_first / kernels::kGridBlock, count,
-                                                   kernels::DeviceSquares::kMostLevel);
+    const ElementRange all = elements_of(layout, p);
+    elements.push_back(own.empty() ? all : intersection(own[layout.location(p).unit], all));
+    const std::size_t first = layout.spec(p).span_first + elements[p].begin - all.begin;
+    const std::size_t count = divide_up(elements[p].size(), kernels::kGridBlock);
+    const auto of_parameter =
+        kernels::node_levels(first / kernels::kGridBlock, count, kernels::DeviceSquares::kMostLevel);
     levels.insert(levels.end(), of_parameter.begin(), of_parameter.end());
     blocks.push_back(blocks.back() + count);
     nodes.push_back(levels.size());
   }
 }
 
-DeviceGradients::DeviceGradients(const Layout& layout, DeviceWork& gpu)
-    : layout_(layout), places_(layout), gpu_(gpu), sum_(gpu.device()), squares_(gpu.device()) {}
+DeviceGradients::DeviceGradients(const Layout& layout, DeviceWork& gpu, Own own)
+    : layout_(layout), places_(layout, own), gpu_(gpu), sum_(gpu.device()), squares_(gpu.device()) {}
 
-std::size_t DeviceGradients::device_bytes(const Layout& layout) {
-  const Places places(layout);
+std::size_t DeviceGradients::device_bytes(const Layout& layout, const Own& own) {
+  const Places places(layout, own);
   return places.block_bytes() + places.host_bytes();
 }
 
-std::size_t DeviceGradients::host_bytes(const Layout& layout) { return Places(layout).host_bytes(); }
+std::size_t DeviceGradients::host_bytes(const Layout& layout, const Own& own) {
+  return Places(layout, own).host_bytes();
+}
 
 void DeviceGradients::start(allocator::Ledger& ledger) {
   on_gpu_ = ComputeRegion(ledger, &gpu_, allocator::Purpose::kWorkspace,
@@ -62,6 +68,21 @@ void DeviceGradients::add(ParameterId parameter, Array sum, ConstArray gradient,
   CUstream_st* const stream = gpu_.client();
   auto* const squares = reinterpret_cast<double*>(const_cast<std::byte*>(blocks.data()));
   gpu_.queue(stream, {}, written, [&] { sum_.add(stream, n, gradient, accumulate, factor, sum, squares); });
+}
+
+void DeviceGradients::add_to_part(ParameterId parameter, ElementRange elements, Array sum,
+                                  ConstArray gradient, float factor) {
+  const std::size_t bytes = elements.size() * sizeof(float);
+  const DeviceWork::Memory read{static_cast<const std::byte*>(gradient.data), bytes};
+  const DeviceWork::Memory all = blocks_of(parameter, parameter + 1);
+  const std::size_t first = (elements.begin - places_.elements[parameter].begin) / kernels::kGridBlock;
+  const DeviceWork::Memory blocks =
+      all.subspan(first * sizeof(double), divide_up(elements.size(), kernels::kGridBlock) * sizeof(double));
+  const std::array written = {DeviceWork::Memory{static_cast<std::byte*>(sum.data), bytes}, blocks};
+  CUstream_st* const stream = gpu_.ranks();
+  auto* const squares = reinterpret_cast<double*>(const_cast<std::byte*>(blocks.data()));
+  gpu_.queue(stream, {&read, 1}, written,
+             [&] { sum_.add(stream, elements.size(), gradient, true, factor, sum, squares); });
 }
 
 void DeviceGradients::read(ParameterId parameter, ConstArray sum, float factor, Array out) {
@@ -146,7 +167,8 @@ kernels::SquareSum DeviceGradients::squares(ParameterId parameter) const {
   std::vector<kernels::PartialSum::Node> nodes;
   for (std::size_t i = places_.nodes[parameter]; i < places_.nodes[parameter + 1]; ++i)
     nodes.push_back({sums[i], places_.levels[i]});
-  return kernels::square_sum(layout_.spec(parameter).span_first, nodes);
+  const std::size_t first = places_.elements[parameter].begin - elements_of(layout_, parameter).begin;
+  return kernels::square_sum(layout_.spec(parameter).span_first + first, nodes);
 }
 
 }  // namespace sluice::engine

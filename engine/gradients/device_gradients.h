@@ -4,6 +4,7 @@
 
 #include "allocator/ledger.h"
 #include "engine/layout/layout.h"
+#include "engine/layout/shards.h"
 #include "engine/memory/compute_region.h"
 #include "engine/memory/device_work.h"
 #include "engine/memory/host_records.h"
@@ -18,15 +19,21 @@ namespace sluice::engine {
 // written order that are copied to the host. Thread rule: one thread.
 class DeviceGradients {
  public:
-  DeviceGradients(const Layout& layout, DeviceWork& gpu);
+  // own: by unit, the elements of gradients of which it knows nothing else; empty: all.
+  using Own = std::vector<ElementRange>;
+  DeviceGradients(const Layout& layout, DeviceWork& gpu, Own own = {});
   // The bytes for all parameters, in GPU memory and in host memory.
-  static std::size_t device_bytes(const Layout& layout);
-  static std::size_t host_bytes(const Layout& layout);
+  static std::size_t device_bytes(const Layout& layout, const Own& own = {});
+  static std::size_t host_bytes(const Layout& layout, const Own& own = {});
   void start(allocator::Ledger& ledger);
 
   // Queues sum = gradient, where the sum's type holds all of the gradient's values; or, where it is f32, sum
   // = sum * factor + gradient; and the squares of the sum.
   void add(ParameterId parameter, Array sum, ConstArray gradient, bool accumulate, float factor);
+  // Queues, on the stream of what ranks send, sum = sum * factor + gradient, both f32, of elements that are
+  // the parameter's in its unit, and the squares of the sum.
+  void add_to_part(ParameterId parameter, ElementRange elements, Array sum, ConstArray gradient,
+                   float factor);
   void read(ParameterId parameter, ConstArray sum, float factor, Array out);
   // Queue that a parameter's elements become zeros, or are scaled.
   void fill_with_zeros(ParameterId parameter, Array sum);
@@ -49,9 +56,10 @@ class DeviceGradients {
   // Where the entries of each parameter begin, by kind, and last the end. The host has all kinds but the sums
   // of blocks, in this order: the sums of nodes, the nodes, and a number per unit.
   struct Places {
-    explicit Places(const Layout& layout);
+    Places(const Layout& layout, const Own& own);
     std::vector<std::size_t> blocks, nodes;
-    std::vector<std::uint8_t> levels;  // by node
+    std::vector<ElementRange> elements;  // by parameter, counted in its unit
+    std::vector<std::uint8_t> levels;    // by node
     std::size_t units;
     std::size_t block_bytes() const { return blocks.back() * sizeof(double); }
     std::size_t sum_bytes() const { return nodes.back() * sizeof(double); }

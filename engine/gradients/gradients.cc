@@ -26,6 +26,11 @@ Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& p
       waiting_bytes_(plan.sums_bytes),
       known_(layout.parameters()),
       on_gpu_(gpu == nullptr ? nullptr : std::make_unique<DeviceGradients>(layout, *gpu)) {
+  if (gpu != nullptr && plan.sums_each_backward) {
+    std::vector<ElementRange> own;
+    for (UnitId unit = 0; unit < layout.units().size(); ++unit) own.push_back(ranks->own(unit));
+    parts_on_gpu_ = std::make_unique<DeviceGradients>(layout, *gpu, std::move(own));
+  }
   const std::vector<int> uses = gradient_uses(profile);
   const std::vector<std::size_t> sums = gradient_buffers(
       profile, MicroBatchSums(plan.reproducible, plan.ranks, profile.micro_batches), plan.group);
@@ -87,13 +92,13 @@ void Gradients::add_on_gpu(ParameterId parameter, ConstArray gradient) {
   const UnitId unit = layout_.location(parameter).unit;
   Known& known = known_[parameter];
   Dtype& type = types_[unit];
-  if (!any(unit)) {
+  if (!any_in_buffer(unit)) {
     type = ranks_ == nullptr || ranks_->reads_others(unit) ? gradient.type : Dtype::kF32;
-  } else if (type != Dtype::kF32 && (known.there || type != gradient.type)) {
+  } else if (type != Dtype::kF32 && (known.in_buffer() || type != gradient.type)) {
     widen(unit);
   }
-  on_gpu_->add(parameter, on_gpu(parameter), gradient, known.there,
-               static_cast<float>(known.there ? known.factor : 1));
+  on_gpu_->add(parameter, on_gpu(parameter), gradient, known.in_buffer(),
+               static_cast<float>(known.in_buffer() ? known.factor : 1));
   known = {true, {}, 1, true};
 }
 
@@ -102,19 +107,43 @@ void Gradients::add(Threads& threads, ParameterId parameter, ConstArray gradient
   const std::size_t n = layout_.location(parameter).elements;
   float* const sum = data(parameter, 0);
   Known& known = known_[parameter];
-  if (known.there && known.factor != 1)
+  const bool accumulates = known.in_buffer();
+  if (accumulates && known.factor != 1)
     kernels::scale(threads, n, static_cast<float>(known.factor), {sum, Dtype::kF32});
   known = {true,
            kernels::store_summing_squares(threads, layout_.spec(parameter).span_first, n, gradient,
-                                          known.there, sum),
+                                          accumulates, sum),
            1, false};
 }
 
+void Gradients::add_to_part(Threads& threads, ParameterId parameter, ElementRange elements, ConstArray mean,
+                            double factor, Array part) {
+  Known& known = known_[parameter];
+  const auto scale = static_cast<float>(factor);
+  if (parts_on_gpu_) {
+    known.squares_on_gpu = true;
+    return parts_on_gpu_->add_to_part(parameter, elements, part, mean, scale);
+  }
+  const ElementRange all = elements_of(layout_, parameter);
+  const bool begins =
+      elements.begin == std::max(all.begin, ranks_->own(layout_.location(parameter).unit).begin);
+  if (scale != 1) kernels::scale(threads, elements.size(), scale, part);
+  const kernels::SquareSum squares =
+      kernels::store_summing_squares(threads, layout_.spec(parameter).span_first + elements.begin - all.begin,
+                                     elements.size(), mean, true, part.f32());
+  if (begins) known.squares = {kernels::PartialSum(squares.sum.first()), true};
+  known.squares.sum.add(squares.sum);
+  known.squares.finite &= squares.finite;
+}
+
 const Gradients::Known& Gradients::known(ParameterId parameter) const {
+  const bool apart = known_[parameter].apart;
   if (!known_[parameter].squares_on_gpu) return known_[parameter];
-  on_gpu_->fetch_squares();
+  DeviceGradients& on_gpu = apart ? *parts_on_gpu_ : *on_gpu_;
+  on_gpu.fetch_squares();
   for (ParameterId p = 0; p < known_.size(); ++p)
-    if (std::exchange(known_[p].squares_on_gpu, false)) known_[p].squares = on_gpu_->squares(p);
+    if (known_[p].apart == apart && std::exchange(known_[p].squares_on_gpu, false))
+      known_[p].squares = on_gpu.squares(p);
   return known_[parameter];
 }
 
@@ -130,6 +159,14 @@ void Gradients::read(Threads& threads, ParameterId parameter, Array out) const {
 void Gradients::hand_over(UnitId unit) {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
     known_[p].there = false;
+}
+
+// A part that is kept outside of the buffer is f32.
+void Gradients::drop(ParameterId parameter) {
+  if (!has(parameter)) return;
+  known_[parameter] = {};
+  const UnitId unit = layout_.location(parameter).unit;
+  if (any(unit) && !any_in_buffer(unit)) types_[unit] = Dtype::kF32;
 }
 
 void Gradients::drop_unit(UnitId unit) {
@@ -155,7 +192,7 @@ void Gradients::scale(Threads& threads, ParameterId parameter, double factor) {
 
 void Gradients::widen(UnitId unit) {
   Dtype& type = types_[unit];
-  if (type != Dtype::kF32 && any(unit))
+  if (type != Dtype::kF32 && any_in_buffer(unit))
     on_gpu_->widen({pager_.data(holding(unit, 0)), type}, units_[unit][0].elements);
   type = Dtype::kF32;
 }
@@ -250,6 +287,12 @@ std::optional<ParameterId> Gradients::not_finite_of_step() const {
 bool Gradients::any(UnitId unit) const {
   for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
     if (has(p)) return true;
+  return false;
+}
+
+bool Gradients::any_in_buffer(UnitId unit) const {
+  for (ParameterId p = layout_.first_parameter(unit); p < layout_.end_parameter(unit); ++p)
+    if (known_[p].in_buffer()) return true;
   return false;
 }
 

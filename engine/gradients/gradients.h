@@ -39,6 +39,7 @@ class Gradients {
   void start(allocator::Ledger& ledger) {
     waiting_ = {ledger, allocator::Purpose::kGradient, waiting_bytes_};
     if (on_gpu_) on_gpu_->start(ledger);
+    if (parts_on_gpu_) parts_on_gpu_->start(ledger);
   }
   int uses(UnitId unit) const { return static_cast<int>(units_[unit].size()); }
   HoldingId holding(UnitId unit, int use) const { return holdings(unit, use).front(); }
@@ -61,7 +62,7 @@ class Gradients {
   Dtype final_type(UnitId unit) const { return types_[unit]; }
 
   // REQUIRES, up to widen(): the unit's buffer is held.
-  // Also sums squares; the parameter has a gradient from then on.
+  // Also sums squares; the parameter has a gradient from then on. The first after leave_buffer() replaces it.
   void add(Threads& threads, ParameterId parameter, ConstArray gradient);
   void read(Threads& threads, ParameterId parameter, Array out) const;  // REQUIRES: has(parameter)
   // Fill the parameter's elements with zeros, or scale them; its known squares and factor do not change.
@@ -78,6 +79,14 @@ class Gradients {
     known_[parameter] = {true, squares, 1, false};
   }
   bool any(UnitId unit) const;  // whether any of its parameters has a gradient
+  // States that the gradient is kept outside of its buffer (GradientParts).
+  void leave_buffer(ParameterId parameter) { known_[parameter].apart = true; }
+  bool is_apart(ParameterId parameter) const { return known_[parameter].apart; }
+  // part = part * factor + mean, for elements of the unit that this rank updates, which belong to the
+  // parameter; both arrays begin with the first of them. A part's elements are added in ascending order; its
+  // squares are then this rank's squares of the parameter. On a GPU this is queued.
+  void add_to_part(Threads& threads, ParameterId parameter, ElementRange elements, ConstArray mean,
+                   double factor, Array part);
   void multiply(ParameterId parameter, double factor) { known_[parameter].factor *= factor; }
   double factor(ParameterId parameter) const { return known_[parameter].factor; }
   double norm(ParameterId parameter) const;
@@ -99,9 +108,7 @@ class Gradients {
   // A parameter that was handed over with a gradient that is not finite. Waits if squares are still on the
   // GPU.
   std::optional<ParameterId> not_finite_of_step() const;
-  void drop(ParameterId parameter) {
-    if (has(parameter)) known_[parameter] = {};
-  }
+  void drop(ParameterId parameter);
   void drop_unit(UnitId unit);
   void drop_all();
   // The unit's gradients belong to an update from now on: has() is false, but the norm still counts them.
@@ -118,10 +125,13 @@ class Gradients {
     kernels::SquareSum squares;  // of the elements, without the factor
     double factor = 1;
     bool squares_on_gpu = false;  // still to be fetched
+    bool apart = false;           // see leave_buffer()
+    bool in_buffer() const { return there && !apart; }
   };
   // Waits if squares are still on the GPU.
   const Known& known(ParameterId parameter) const;
   void add_on_gpu(ParameterId parameter, ConstArray gradient);
+  bool any_in_buffer(UnitId unit) const;
   Array on_gpu(ParameterId parameter) const;  // the gradient, which is on the GPU
 
   const Layout& layout_;
@@ -131,9 +141,10 @@ class Gradients {
   std::size_t waiting_bytes_;
   allocator::Region waiting_;
   std::vector<std::vector<Buffer>> units_;
-  std::vector<Dtype> types_;                 // by unit
-  mutable std::vector<Known> known_;         // by parameter
-  std::unique_ptr<DeviceGradients> on_gpu_;  // null: the CPU computes
+  std::vector<Dtype> types_;          // by unit
+  mutable std::vector<Known> known_;  // by parameter
+  // Of whole gradients, and of this rank's parts, where these are added up. Null: the CPU computes.
+  std::unique_ptr<DeviceGradients> on_gpu_, parts_on_gpu_;
 };
 
 // The squares of a parameter's elements among `elements` of its unit; `values` begins with the first of

@@ -83,6 +83,9 @@ struct PlanRequest {
   // Gradients are added pairwise over the micro-batches of all ranks, so that their bits do not depend on how
   // many ranks there are; see MicroBatchSums.
   bool reproducible = false;
+  // A client's gradients are summed over the ranks in the backward pass of each micro-batch, and a rank adds
+  // its own part of the means alone. REQUIRES: stage 2 or 3 is stated; clip; Profile::ends_micro_batches.
+  bool sums_each_backward = false;
   std::optional<std::string> recompute;  // "none", "full", a choice's name; "auto" or nothing: chosen
   std::optional<std::size_t> group;      // micro-batches that pass through a unit together
   std::optional<std::size_t> prefetch;   // accesses fetched ahead
@@ -115,7 +118,7 @@ struct UnitPlan {
   // kept in memory. It is not resident.
   bool gradient_stored = true;
   // Only this rank's shard of the gradient waits for the update: in the memory that is computed on (on the
-  // tier kRanks), on disk, or, where a GPU computes, in host memory.
+  // tier kRanks), or else where the pager stores it, or in a record of its own (gradient_shard_in_record()).
   bool gradient_in_shards = false;
   // Of parameters on the tier kRanks: this rank's shard is on disk, else in memory: of the processor that
   // updates it.
@@ -136,8 +139,8 @@ struct UnitPlan {
   bool shard_on_gpu() const {
     return tier(Part::kParameters) == allocator::Tier::kRanks && compute != kCpuTier && updated_on == compute;
   }
-  bool gradient_shard_in_host() const {
-    return gradient_in_shards && compute != kCpuTier && tier(Part::kGradient) == allocator::Tier::kHost;
+  bool gradient_shard_in_record() const {
+    return gradient_in_shards && !gradient_stored && tier(Part::kGradient) != allocator::Tier::kRanks;
   }
   // Where ranks compute on GPUs: whether they sum the unit's gradient where it waits for its update, in the
   // host's memory; and whether they gather its parameters where the CPU has updated them. at_the_end: whether
@@ -186,14 +189,14 @@ struct StepTime {
 // Says where every byte lives. It is made before the first allocation, and nothing else is taken.
 struct Plan {
   RankOf ranks;  // the rank that the plan is for
-  bool clip = true, reproducible = false;
+  bool clip = true, reproducible = false, sums_each_backward = false;
   std::vector<UnitPlan> units;
   std::size_t group = 1;     // micro-batches that pass through a unit together
   std::size_t prefetch = 1;  // accesses fetched ahead
   // Whether there are frames for a gradient that ranks are adding up, while the next unit is computed.
   bool sums_beside = false;
-  // Where ranks compute on GPUs, and updates wait for the step's end: gradients are summed in backward, and
-  // then a rank keeps its own part of them alone (stages 2 and 3).
+  // Where updates wait for the step's end: gradients are summed in backward, and then a rank keeps its own
+  // part of them alone (stages 2 and 3).
   bool sums_in_backward = false;
   // Where the plan chose what joins GPUs: nothing fits with the host's memory, so that all ranks' GPUs meet.
   bool needs_gpus_to_meet = false;

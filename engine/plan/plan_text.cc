@@ -78,6 +78,9 @@ std::string ranks_text(const Plan& plan, bool any_order) {
     text +=
         "                  gradients that wait for step() are whole at every stage, since the program may "
         "still read them and add to them\n";
+  if (plan.sums_each_backward)
+    text +=
+        "                  gradients are summed over the ranks in the backward pass of each micro-batch\n";
   return text;
 }
 
@@ -295,7 +298,10 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
     if (plan.ranks.together > 1) along["layers"] = plan.step_bytes_of_layers;
   }
   if (on_gpu) json["step"] = device_step_json(plan);
-  if (plan.ranks.size > 1) json["step"]["bytes_read_apart"] = plan.step_bytes_read_apart;
+  if (plan.ranks.size > 1) {
+    json["step"]["bytes_read_apart"] = plan.step_bytes_read_apart;
+    json["sums_in_backward"] = plan.sums_in_backward;
+  }
   if (!on_gpu) return json;
   json["device"] = plan.device_bytes;
   json["updated_by"] = plan.updates_because;
@@ -304,7 +310,6 @@ Json to_json(const Plan& plan, const Profile& profile, const Budget& budget) {
   if (plan.ranks.size > 1)
     json["links"] = plan.ranks.by_nccl ? "nccl" : plan.ranks.gpus_meet ? "gpus" : "host";
   json["passes_shards"] = plan.shard_place() == ShardPlace::kPassed;
-  json["sums_in_backward"] = plan.sums_in_backward;
   return json;
 }
 

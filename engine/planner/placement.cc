@@ -60,6 +60,7 @@ Placement::Placement(const Profile& profile, const optim::Optimizer& optimizer, 
                                      : request.stages),
       asks_for_parts_(!request.whole_gradients &&
                       (std::ranges::count(stages_, std::size_t{2}) > 0 || request.stage == kMostStage)),
+      sums_each_backward_(request.sums_each_backward),
       layout_(profile.units),
       uses_(gradient_uses(profile)),
       sums_(request.reproducible, request.ranks, profile.micro_batches),
@@ -177,7 +178,8 @@ bool Placement::partitions_gradient(UnitId unit, std::size_t groups) const {
 }
 
 bool Placement::keeps_gradient_shard(UnitId unit) const {
-  return sums_in_backward() && stages_[unit] > 0 && updated(unit) && !is_packed(parameter_bytes(unit));
+  return sums_in_backward() && stages_[unit] > 0 && updated(unit) &&
+         (sums_each_backward_ || !is_packed(parameter_bytes(unit)));
 }
 
 std::size_t Placement::state_bytes(UnitId unit) const { return format_.bytes(unit); }
@@ -217,8 +219,10 @@ Placement::Traffic Placement::gradient_traffic(UnitId unit, std::size_t groups, 
 Placement::Traffic Placement::traffic(UnitId unit, Part part, const UnitPlan& plan, std::size_t groups,
                                       bool whole) const {
   if (part == Part::kState) return state_traffic(unit);
-  if (part == Part::kGradient && keeps_gradient_shard(unit))
-    return {gradient_record_bytes(unit), gradient_record_bytes(unit)};
+  if (part == Part::kGradient && keeps_gradient_shard(unit)) {
+    const std::uint64_t bytes = sums_in_step() * gradient_record_bytes(unit);
+    return {bytes, bytes};
+  }
   if (part == Part::kGradient) return gradient_traffic(unit, groups, whole);
   if (!plan.shard_on_disk) return parameter_traffic(unit, groups);
   return {fetched_of_shard(unit, groups) + shard_traffic(unit).read, shard_traffic(unit).written};
@@ -323,10 +327,6 @@ void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_
                        : gradient && plan.gradient_in_shards ? units_[unit].gradient_shard
                                                              : units_[unit].sizes[index(part)];
   if (stored_shard) footprint.shards_on_disk += times;
-  if (gradient && plan.gradient_shard_in_host()) {
-    footprint.host[index(part)] += times * gradient_record_bytes(unit);
-    return;
-  }
   if (plan.resident(part) && part == Part::kState && plan.updated_on != plan.compute) {
     footprint.cpu_state += times * sizes.disk;
   } else if (plan.resident(part)) {
@@ -336,7 +336,7 @@ void Placement::count(UnitId unit, Part part, const UnitPlan& plan, std::uint64_
     const Dtype type = gradient ? final_gradient_type(profile_, unit) : layout_.dtype(unit);
     footprint.shards[index(part)] +=
         times * ShardMemory::room(format_.shards().here(unit).size() * size_of(type));
-  } else if (!gradient || plan.gradient_stored) {
+  } else if (!gradient || plan.gradient_stored || plan.gradient_shard_in_record()) {
     if (plan.tier(part) == allocator::Tier::kHost) {
       footprint.host[index(part)] += times * sizes.disk;
       return;
@@ -421,14 +421,14 @@ void Placement::for_each_updated(UnitId unit, const Body& body) const {
       body(p, format_.update_bytes(p, bucket.rounds));
 }
 
-// Messages of ranks pass through host memory: gradients leave, and means return, unless the gradient waits
-// there for its update in any case; and where the CPU has not updated them there, this rank's parameters
-// leave, and the others' come. Reads between GPUs do not pass through it.
+// Of one sum and one gather. Messages of ranks pass through host memory: gradients leave, and means return,
+// unless the gradient waits there for its update in any case; and where the CPU has not updated them there,
+// this rank's parameters leave, and the others' come. Reads between GPUs do not pass through it.
 Placement::OfRanks Placement::link_traffic_of_ranks(UnitId unit, const UnitPlan& plan) const {
   if (ranks_.size == 1 || !updated(unit)) return {};
   const std::size_t all = layout_.unit_elements(unit), own = format_.shards().here(unit).size();
   OfRanks traffic;
-  if (plan.gradient_shard_in_host())
+  if (plan.gradient_shard_in_record())
     traffic.kept = elements_of_parameters(unit, format_.shards().here(unit)) * sizeof(float);
   if (!sums_in_host(plan) && !sums_on_gpus(plan))
     traffic.sum = {own * sizeof(float), all * size_of(moved_gradient_type(unit))};
@@ -471,9 +471,10 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
     traffic.written += more.written;
   };
   const OfRanks of_ranks = link_traffic_of_ranks(unit, plan);
-  add(of_ranks.sum);
+  const std::uint64_t sums = sums_in_step();
+  add({sums * of_ranks.sum.read, sums * of_ranks.sum.written});
   add(of_ranks.gather);
-  add({0, of_ranks.kept});
+  add({(sums - 1) * of_ranks.kept, sums * of_ranks.kept});  // a part comes where one is added to it
   const bool crosses = this->crosses(unit, plan), stored = plan.gradient_stored && updated(unit);
   const std::uint64_t bytes = parameter_bytes(unit), gradients = moved_gradient_bytes(unit);
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
@@ -486,7 +487,7 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   if (!crosses) {
     if (!plan.resident(Part::kGradient) && stored)
       add(gradient_traffic(unit, micro_batches(), brings_whole_gradient(unit, plan)));
-    if (plan.gradient_shard_in_host()) add({gradient_record_bytes(unit), 0});
+    if (plan.gradient_shard_in_record()) add({gradient_record_bytes(unit), 0});
     if (!plan.resident(Part::kState)) add(state_traffic(unit));
     return traffic;
   }
@@ -496,7 +497,7 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   const std::uint64_t values = elements * size_of(layout_.dtype(unit));
   // A part that waits in the host has left after its sum.
   const bool leaves_by_chunks = plan.resident(Part::kGradient) || !stored;
-  if (!plan.gradient_shard_in_host())
+  if (!plan.gradient_shard_in_record())
     add({0, leaves_by_chunks ? passes * elements * size_of(updated_gradient_type(unit)) : gradients});
   if (!plan.resident(Part::kGradient) && stored) add(kept_gradient_traffic(unit, micro_batches()));
   const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;

@@ -205,11 +205,15 @@ class Placement {
   }
   // Plan::sums_in_backward, and whether this rank keeps its part alone of the unit's gradient then.
   bool sums_in_backward() const {
-    return compute_ == allocator::Tier::kDevice && ranks_.size > 1 && clip_ && profile_.ends_micro_batches &&
-           profile_.micro_batches == 1 && asks_for_parts_;
+    const bool is_asked =
+        sums_each_backward_ || (compute_ == allocator::Tier::kDevice && profile_.micro_batches == 1);
+    return is_asked && ranks_.size > 1 && clip_ && profile_.ends_micro_batches && asks_for_parts_;
   }
   bool keeps_gradient_shard(UnitId unit) const;
-  // Returns the bytes of that part in host memory.
+  // Plan::sums_each_backward, and how often a step sums each gradient over the ranks.
+  bool sums_each_backward() const { return sums_each_backward_ && sums_in_backward(); }
+  std::size_t sums_in_step() const { return sums_each_backward() ? profile_.micro_batches : 1; }
+  // Returns the bytes of that part in a record.
   std::size_t gradient_record_bytes(UnitId unit) const { return units_[unit].gradient_shard.disk; }
   // The accesses to a unit in the schedule.
   struct Positions {
@@ -263,6 +267,7 @@ class Placement {
   RankOf ranks_;
   std::vector<std::size_t> stages_;  // by unit
   bool asks_for_parts_;              // whether a stage is asked for at which gradients are partitioned
+  bool sums_each_backward_;
   Layout layout_;
   std::vector<int> uses_;  // by unit: the uses of its gradient
   MicroBatchSums sums_;
@@ -286,11 +291,13 @@ class Placement {
   // The type in which a final gradient of the unit is moved. From a GPU it is the one in which it came, where
   // that is the only one of a step, and ranks do not send it; a sum over ranks is f32.
   Dtype moved_gradient_type(UnitId unit) const {
-    return compute_ == allocator::Tier::kDevice && profile_.micro_batches == 1 &&
+    return compute_ == allocator::Tier::kDevice && is_one_gradient() &&
                    (ranks_.size == 1 || reads_pieces(unit))
                ? layout_.dtype(unit)
                : final_gradient_type(profile_, unit);
   }
+  // Whether what is summed, or updated, is the gradient of one micro-batch.
+  bool is_one_gradient() const { return profile_.micro_batches == sums_in_step(); }
   Dtype updated_gradient_type(UnitId unit) const {
     return ranks_.size == 1 ? moved_gradient_type(unit) : final_gradient_type(profile_, unit);
   }
@@ -321,7 +328,7 @@ class Placement {
   }
   bool streams_parts(UnitId unit, const UnitPlan& plan) const {
     return !plan.resident(Part::kState) || (plan.shard_on_disk && updated(unit)) ||
-           plan.gradient_shard_in_host() ||
+           plan.gradient_shard_in_record() ||
            (!plan.resident(Part::kGradient) && waits(unit) && plan.gradient_stored);
   }
   void add_computing(const std::vector<UnitPlan>& units, std::size_t group, const std::vector<Times>& times,

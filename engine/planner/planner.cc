@@ -510,6 +510,7 @@ void state_computing(const Profile& profile, const optim::Optimizer& optimizer, 
   request.ranks = plan.ranks;
   request.stages = plan.stages();
   request.shards = plan.shard_place();
+  request.sums_each_backward = plan.sums_each_backward;
   if (plan.sums_in_backward)
     request.stage = plan.one_stage();
   else

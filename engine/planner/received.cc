@@ -86,7 +86,7 @@ Arriving Placement::read_by_gpu(UnitId unit) const {
   const ElementRange all = {0, layout_.unit_elements(unit)};
   const std::size_t needed =
       elements_of_parameters(unit, stages_[unit] > 0 ? format_.shards().here(unit) : all);
-  const Dtype given = profile_.micro_batches == 1 ? layout_.dtype(unit) : Dtype::kF32;
+  const Dtype given = is_one_gradient() ? layout_.dtype(unit) : Dtype::kF32;
   Arriving arriving;
   arriving.bytes = static_cast<std::size_t>(ranks_.size - 1) * needed * size_of(given);
   return arriving;
@@ -102,7 +102,7 @@ Arriving Placement::sent_by_nccl(UnitId unit) const {
   for (const Stripe& stripe : stripes_of({&all, 1}, DeviceRanks::pace(layout_, true).elements))
     for (std::size_t rank = 0; rank < ranks; ++rank)
       shares[rank] += share_of(stripe.parts.front().elements.size(), rank, ranks).size();
-  const std::size_t given = size_of(profile_.micro_batches == 1 ? layout_.dtype(unit) : Dtype::kF32);
+  const std::size_t given = size_of(is_one_gradient() ? layout_.dtype(unit) : Dtype::kF32);
   Arriving arriving;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     if (rank == me) continue;
@@ -115,14 +115,14 @@ Arriving Placement::sent_by_nccl(UnitId unit) const {
 
 std::uint64_t Placement::received_bytes(UnitId unit, const UnitPlan& plan, std::size_t groups) const {
   const Received all = received(unit, plan);
-  return all.gradient.bytes + all.early.bytes + all.updated.bytes +
+  return sums_in_step() * all.gradient.bytes + all.early.bytes + all.updated.bytes +
          all.fetched.bytes * units_[unit].at.fetches * groups;
 }
 
 std::uint64_t Placement::received_from_hosts(UnitId unit, const UnitPlan& plan) const {
   const Received all = received(unit, plan);
   if (hosts_.all_on_one()) return 0;
-  return all.gradient.by_link + all.early.by_link + all.updated.by_link +
+  return sums_in_step() * all.gradient.by_link + all.early.by_link + all.updated.by_link +
          all.fetched.by_link * units_[unit].at.fetches * micro_batches();
 }
 

@@ -254,9 +254,10 @@ std::optional<Plan> best_of(const PlanInputs& in, const std::vector<PlanRequest>
   return best;
 }
 
-// Where parts of gradients do not fit in memory, or are asked to be on disk, gradients stay whole. Changes
-// `asked` to what was tried last.
+// Where parts of gradients do not fit in memory, or are asked to be on disk, gradients stay whole, unless
+// that has other bits. Changes `asked` to what was tried last.
 std::optional<Plan> find_for(const PlanInputs& in, PlanRequest& asked) {
+  if (asked.sums_each_backward) return best_of(in, requests_for(in, asked));
   asked.whole_gradients = asked.place(Part::kGradient) == Tier::kDisk;
   std::optional<Plan> best = best_of(in, requests_for(in, asked));
   if (!best && !std::exchange(asked.whole_gradients, true)) best = best_of(in, requests_for(in, asked));

@@ -7,6 +7,7 @@
 #include "core/bytes.h"
 #include "core/interrupt.h"
 #include "engine/gradients/device_gradients.h"
+#include "engine/gradients/gradient_parts.h"
 #include "engine/memory/device_disk.h"
 #include "engine/memory/device_ranks.h"
 #include "engine/memory/device_shards.h"
@@ -85,10 +86,19 @@ Tiers::Bytes Tiers::fixed_bytes() const {
   add(Tier::kHost, Purpose::kWorkspace, placement_.rounds().bytes);
   all[index(Tier::kHost)][index(Purpose::kWorkspace)] += in_.profile.hidden_bytes;
   all[index(Tier::kHost)][index(Purpose::kBase)] = in_.budget.base;
+  if (placement_.sums_each_backward())
+    add(in_.request.compute, Purpose::kStaging, GradientParts::staging_bytes());
   if (!on_gpu()) return all;
   const Layout& layout = placement_.layout();
   add(Tier::kDevice, Purpose::kWorkspace, DeviceGradients::device_bytes(layout));
   add(Tier::kHost, Purpose::kWorkspace, DeviceGradients::host_bytes(layout));
+  if (placement_.sums_each_backward()) {
+    std::vector<ElementRange> own;
+    for (UnitId unit = 0; unit < layout.units().size(); ++unit)
+      own.push_back(placement_.format().shards().here(unit));
+    add(Tier::kDevice, Purpose::kWorkspace, DeviceGradients::device_bytes(layout, own));
+    add(Tier::kHost, Purpose::kWorkspace, DeviceGradients::host_bytes(layout, own));
+  }
   add(Tier::kHost, Purpose::kStaging, HostStaging::bytes(placement_.format()));
   add(Tier::kDevice, Purpose::kStaging, placement_.passing().places * placement_.passing().bytes);
   if (placement_.partitions_any_parameters() && !placement_.copies_shards())
@@ -142,7 +152,7 @@ UnitPlan Tiers::place(UnitId unit, Tier rest, std::size_t groups, Tier updated_o
       placement_.partitions_gradient(unit, groups) || placement_.keeps_gradient_shard(unit);
   if (plan.gradient_in_shards) {
     const bool is_near = plan.resident(Part::kGradient) && updated_on == plan.compute;
-    plan.gradient_stored = !on_gpu() && !is_near;
+    plan.gradient_stored = !in_.profile.any_order && !is_near;
     plan.place(Part::kGradient, is_near ? Tier::kRanks : away);
   } else if (!plan.gradient_stored) {
     plan.place(Part::kGradient, away);
@@ -195,6 +205,7 @@ Plan Tiers::describe(const Shape& shape, const Placed& placed) const {
   plan.reproducible = in_.request.reproducible;
   plan.sums_bytes = placement_.sums_bytes();
   plan.sums_in_backward = placement_.sums_in_backward();
+  plan.sums_each_backward = placement_.sums_each_backward();
   plan.group = shape.group;
   plan.prefetch = shape.lookahead.prefetch;
   plan.sums_beside = shape.lookahead.sums;

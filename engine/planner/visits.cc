@@ -93,19 +93,25 @@ void add_gradient(const Placement& placement, UnitId id, const UnitPlan& plan, U
   unit.backward.to_disk = final;
 }
 
+// Sums of earlier micro-batches count with the last one's forward.
 void add_ranks(const Placement& placement, UnitId id, const UnitPlan& plan, const MachineRates& rates,
                UnitOnGpu& unit) {
   const Placement::OfRanks moved = placement.link_traffic_of_ranks(id, plan);
   const Placement::SecondsOfRanks seconds = placement.ranks_seconds(id, plan, rates);
   unit.sum = {moved.sum.written, moved.sum.read, seconds.sum, moved.kept};
   unit.gather = {moved.gather.written, moved.gather.read, seconds.gather};
-  if (plan.tier(Part::kParameters) != Tier::kRanks) return;
+  const bool in_shards = plan.tier(Part::kParameters) == Tier::kRanks;
   for (UnitOnGpu::Use* const use : {&unit.forward, &unit.backward}) {
+    if (!in_shards) break;
     const std::uint64_t fetches = use->fetched / placement.parameter_bytes(id);
     use->from_ranks = seconds.fetch * static_cast<double>(fetches);
     use->fetched = placement.fetched_by_link(id, plan) * fetches;
     use->from_disk = plan.shard_on_disk ? placement.shard_bytes(id) * fetches : 0;
   }
+  const std::uint64_t earlier = placement.sums_in_step() - 1;
+  unit.forward.from_ranks += static_cast<double>(earlier) * seconds.sum;
+  unit.forward.fetched += earlier * (moved.sum.read + moved.kept);
+  unit.forward.left += earlier * (moved.sum.written + moved.kept);
 }
 
 }  // namespace
@@ -189,7 +195,6 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
   for (UnitId unit = 0; unit < units.size(); ++unit) {
     const Positions& own = units_[unit].at;
     const UnitPlan& plan = units[unit];
-    if (updated(unit)) visits[(groups - 1) * length + own.last].compute += times[unit].final;
     Visit &final = visits[(groups - 1) * length + own.last],
           &updated_at = waits(unit) ? visits[own.first] : final;
     UpdateWork& update = waits(unit) ? updated_at.before : updated_at.after;
@@ -197,8 +202,16 @@ std::vector<Visit> Placement::visits(const std::vector<UnitPlan>& units, std::si
     update.chunks += format_.shards().chunks(unit);
     const Received of_ranks = received(unit, plan);
     update.gathered += of_ranks.updated;
-    final.summed += of_ranks.gradient;
-    final.sum_in_frames = !plan.resident(Part::kGradient);
+    for (std::size_t g = sums_each_backward() ? 0 : groups - 1; g < groups; ++g) {
+      Visit& sum = visits[g * length + own.last];
+      if (updated(unit)) sum.compute += times[unit].final;
+      sum.summed += of_ranks.gradient;
+      sum.sum_in_frames = !plan.resident(Part::kGradient);
+      if (!plan.gradient_shard_in_record()) continue;
+      if (g > 0) sum.fetched += gradient_record_bytes(unit);
+      sum.written += gradient_record_bytes(unit);
+    }
+    if (plan.gradient_shard_in_record()) update.read += units_[unit].elements_read * sizeof(float);
     for (int use = 0; of_ranks.early.bytes > 0 && use < uses_[unit]; ++use)
       if (sums_early(unit, plan, use))
         visits[(groups - 1) * length + own.last_writes[static_cast<std::size_t>(use)]].summed +=
@@ -367,8 +380,8 @@ void Placement::predict_on_gpu(const MachineRates& rates, std::optional<double> 
     copied.written += link.written;
     (unit.updated_by_cpu() ? time.cpu_updates : time.gpu_updates) += update_seconds(id, unit, rates);
     const SecondsOfRanks of_ranks = ranks_seconds(id, unit, rates);
-    time.ranks +=
-        of_ranks.sum + of_ranks.gather + static_cast<double>(fetches(id) * micro_batches()) * of_ranks.fetch;
+    time.ranks += static_cast<double>(sums_in_step()) * of_ranks.sum + of_ranks.gather +
+                  static_cast<double>(fetches(id) * micro_batches()) * of_ranks.fetch;
     plan.step_bytes_received += received_bytes(id, unit, micro_batches());
     plan.step_bytes_from_hosts += received_from_hosts(id, unit);
     for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {

@@ -59,6 +59,10 @@ constexpr bool with_gradient(Hold hold) { return hold == Hold::kGradient || hold
 // cannot be read or multiplied. A mean that is not finite, or a step that is abandoned after its first sums,
 // fails the engines of all ranks.
 //
+// Where a plan clips and sums in backward (Plan::sums_in_backward), gradients are summed in the same way, and
+// a rank keeps its own part of the means until the step, which cannot be read. A step has one micro-batch per
+// rank, or, with Plan::sums_each_backward, several: means are then added to the parts.
+//
 // With a reproducible plan a gradient is the mean over all micro-batches of the step, with the same bits at
 // any number of ranks. Each rank ends Profile::micro_batches of them in a step before gradients are used,
 // adds at most one gradient of a parameter in each, and adds nothing to gradients that were used.

@@ -81,8 +81,9 @@ void AnyOrderEngine::read_gradient(ParameterId parameter, Array out) {
     if (c.plan.sums_in_backward)
       refuse(
           ErrorCode::kState,
-          "a gradient is read, and at stages 2 and 3 a rank keeps its own part alone of what was summed on "
-          "GPUs; ask for stage 1, or for none");
+          "a gradient is read, and at stages 2 and 3 a rank keeps its own part alone of what was summed {}; "
+          "ask for stage 1, or for none",
+          c.plan.sums_each_backward ? "in each backward pass" : "on GPUs");
     use_gradients();
     require_gradient(parameter);
     if (shared_) shared_->make_whole(parameter);

@@ -103,26 +103,6 @@ Core::Measured Core::measure() {
   return measured;
 }
 
-void Core::keep_gradient_shard(UnitId unit, std::span<const ParameterId> of) {
-  const ElementRange part = own(unit);
-  for (const ParameterId p : of) {
-    const ElementRange here = intersection(part, elements_of(layout, p));
-    if (!keeps_gradient_part(unit) || here.size() == 0) continue;
-    const std::byte* const mean = pager.data(gradients.holding(unit, 0)) + here.begin * sizeof(float);
-    const DeviceWork::Memory from{mean, here.size() * sizeof(float)};
-    const std::size_t offset = (here.begin - part.begin) * sizeof(float);
-    if (gradient_records[unit] != nullptr) {
-      gpu->copy_out(gradient_records[unit]->for_cpu().data + offset, from);
-      continue;
-    }
-    const DeviceWork::Memory to{gradient_shards.data(unit) + offset, from.size()};
-    gpu->queue(gpu->ranks(), {&from, 1}, {&to, 1}, [&] {
-      gpu->device().copy(gpu->ranks(), reinterpret_cast<DeviceAddress>(to.data()),
-                         reinterpret_cast<DeviceAddress>(from.data()), from.size());
-    });
-  }
-}
-
 void Core::clip(StepResult& result) {
   // torch.nn.utils.clip_grad_norm_ adds the same 1e-6.
   if (settings.clip > 0) clip_factor = std::min(1.0, settings.clip / (result.gradient_norm + 1e-6));

@@ -55,9 +55,6 @@ struct Core : Stores {
   void serve_ranks();
   // Collective: makes the squares of these gradients known to all ranks, where each knows only its shard's.
   void gather_squares(std::span<const ParameterId> of);
-  // Queues a copy of this rank's shard of the means of these parameters, where the plan keeps only the shard,
-  // to GPU memory or host memory. REQUIRES: the unit's gradient is held, in frames of a GPU.
-  void keep_gradient_shard(UnitId unit, std::span<const ParameterId> of);
   // Waits for other ranks, and advances updates meanwhile.
   void wait_for_ranks(const std::string& what, TransferGroup& group);
   void clip(StepResult& result);

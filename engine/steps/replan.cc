@@ -30,7 +30,7 @@ namespace {
 
 void take_disk(Stores& s, const Plan& next) {
   std::vector<HoldingId> holdings;
-  std::vector<UnitId> units, shards;
+  std::vector<UnitId> units, shards, parts;
   for (UnitId unit = 0; unit < s.layout.units().size(); ++unit) {
     const UnitPlan& placed = next.units[unit];
     if (s.pager.define_backing(s.parameters[unit], placed.tier(Part::kParameters)))
@@ -41,14 +41,16 @@ void take_disk(Stores& s, const Plan& next) {
     if (s.states.define_backing(unit, placed.tier(Part::kState))) units.push_back(unit);
     if (s.parameter_shards && s.parameter_shards->define_backing(unit, placed, *s.backings))
       shards.push_back(unit);
+    if (s.gradient_parts.define_record(unit, placed, *s.backings)) parts.push_back(unit);
   }
-  if (holdings.empty() && units.empty() && shards.empty()) return;
+  if (holdings.empty() && units.empty() && shards.empty() && parts.empty()) return;
   try {
     s.backings->allocate();
   } catch (const Error& error) {
     for (const HoldingId holding : holdings) s.pager.forget_backing(holding);
     for (const UnitId unit : units) s.states.forget_backing(unit);
     for (const UnitId unit : shards) s.parameter_shards->forget_backing(unit);
+    for (const UnitId unit : parts) s.gradient_parts.forget_record(unit);
     refuse(error.code(), "{}", error.what());
   }
 }
@@ -87,6 +89,7 @@ void replan(Stores& s, const Plan& next) {
   };
   s.states.leave_memory(tiers, moved);
   if (s.parameter_shards) s.parameter_shards->leave_memory(next, s.resources.ledger, s.updates.slot(0));
+  s.gradient_parts.leave_memory(next);
   if (!more_staging) set_slots();
   place(s, next, false);
   std::size_t frames = next.extents;  // resident parameters are in frames, too
@@ -96,6 +99,7 @@ void replan(Stores& s, const Plan& next) {
   s.pager.set_extents(frames);
   place(s, next, true);
   s.states.enter_memory(tiers, moved);
+  s.gradient_parts.enter_memory(next);
   if (more_staging) set_slots();
   if (s.parameter_shards) s.parameter_shards->enter_memory(next, s.resources.ledger, s.updates.slot(0));
   s.plan = next;

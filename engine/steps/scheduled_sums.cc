@@ -197,10 +197,10 @@ void ScheduledEngine::finish_gradient(const Sum& sum) {
     enqueue(units);
     return c.pager.release(gradient);
   }
-  if (c.gradient_shards.has(unit)) {
+  if (c.gradient_parts.in_memory(unit)) {
     const std::size_t bytes = c.own(unit).size() * size_of(c.gradients.final_type(unit));
     std::copy_n(c.pager.data(gradient), bytes,
-                c.gradient_shards.data(unit));  // null where the shard is empty
+                c.gradient_parts.data(unit));  // null where the shard is empty
     c.pager.release(gradient);
     c.pager.discard(gradient);
   } else {

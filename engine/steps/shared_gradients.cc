@@ -131,7 +131,10 @@ void SharedGradients::learn_turns(const std::vector<Report>& all) {
 }
 
 void SharedGradients::end_micro_batch() {
-  if (in_backward_) return end_in_backward();
+  if (in_backward_) {
+    if (core_.plan.sums_each_backward && all_ended_) begin_in_backward();
+    return end_in_backward();
+  }
   if (!pairwise_) {
     if (++ended_ == micro_batches_) use();
     return;
@@ -178,9 +181,10 @@ void SharedGradients::dropped_all() {
   if (!in_backward_) begin_micro_batches();
 }
 
-// Contributes nothing to a parameter to which only other ranks have added. A shared gradient is whole then.
+// Contributes nothing to a parameter to which only other ranks have added. A shared gradient is whole then,
+// or kept elsewhere.
 void SharedGradients::bring_nothing(ParameterId parameter) {
-  if (!known_[parameter].is_shared())
+  if (in_backward_ || !known_[parameter].is_shared())
     core_.gradients.fill_with_zeros(core_.resources.threads, parameter);
   else if (core_.gradients.factor(parameter) != 1)
     core_.gradients.scale(core_.resources.threads, parameter, core_.gradients.factor(parameter));

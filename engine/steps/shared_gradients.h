@@ -41,16 +41,17 @@ namespace sluice::engine {
 //
 // - *In backward*, where updates follow gradients at once, or a rank keeps its own part of the means alone
 //   (Plan::sums_in_backward): gradients of only a few units exist at a time. A step has one micro-batch per
-//   rank. A unit *waits* for its turn when nobody holds it, or one that is updated with it; its turn is used
-//   when all of its parameters have gradients that had any in an earlier step (at first, simply all). Before
-//   the next sum begins, or where more than kUnitsThatWait units wait on a rank, the sum in flight is
-//   *concluded*: all ranks learn which of its parameters have a gradient on any rank, and the squares of the
-//   mean, which is then applied or kept. They also learn of units that wait on any rank and have no turn,
-//   which get one. A rank on which too many units wait then contributes zeros to the next unit. If another
-//   rank had a gradient of it, it is an error that this one gets one later; else the unit gets another turn.
-//   In the first step units have their turns in the reverse of the order in which rank 0 read them. Updates
-//   cannot be undone. So a step that ends in its middle, or a mean that is not finite, fails the engines of
-//   all ranks.
+//   rank, unless means are added to the parts (Plan::sums_each_backward), which makes the written order one
+//   over ranks, and then over micro-batches. What is said of a step is then true of each micro-batch. A unit
+//   *waits* for its turn when nobody holds it, or one that is updated with it; its turn is used when all of
+//   its parameters have gradients that had any in an earlier step (at first, simply all). Before the next sum
+//   begins, or where more than kUnitsThatWait units wait on a rank, the sum in flight is *concluded*: all
+//   ranks learn which of its parameters have a gradient on any rank, and the squares of the mean, which is
+//   then applied or kept. They also learn of units that wait on any rank and have no turn, which get one. A
+//   rank on which too many units wait then contributes zeros to the next unit. If another rank had a gradient
+//   of it, it is an error that this one gets one later; else the unit gets another turn. In the first step
+//   units have their turns in the reverse of the order in which rank 0 read them. Updates cannot be undone.
+//   So a step that ends in its middle, or a mean that is not finite, fails the engines of all ranks.
 //
 // With a reproducible plan, even without other ranks, gradients are added pairwise over the micro-batches of
 // all ranks, and the mean is over these. They are used when all micro-batches of a step have ended, and
@@ -132,7 +133,8 @@ class SharedGradients {
   struct Mean {
     // With a gradient on this rank: parameters that were summed, and ones that have no turn.
     std::vector<ParameterId> parameters;
-    std::string squares;  // of its shard of the mean
+    std::vector<ParameterId> kept;  // of those that were summed: with a gradient of an earlier micro-batch
+    std::string squares;            // of its shard of the mean, where the update follows
   };
   struct UnderWay {
     UnitId unit;
@@ -184,7 +186,8 @@ class SharedGradients {
   void set(ParameterId parameter, const Known& known);
 
   // Sums in backward, in sums_in_backward.cc.
-  void check_add(ParameterId parameter) const;
+  void begin_in_backward();
+  void check_add(ParameterId parameter);
   void note_release(UnitId unit);
   bool holds_any(UnitRange units) const;
   bool is_complete(UnitId unit) const;
@@ -197,7 +200,7 @@ class SharedGradients {
   void begin_turn(UnitId unit);
   void conclude();
   void take_mean(const UnderWay& sum, const std::vector<Mean>& all);
-  void keep_or_apply(UnitId unit, const std::vector<ParameterId>& parameters);
+  void keep_or_apply(UnitId unit, bool is_empty, const std::vector<GradientParts::Mean>& means);
   void end_in_backward();
   void abandon_in_backward() const;
   // Whether a unit's parameters are pinned until its update is due, so that it need not wait for them.
@@ -221,12 +224,13 @@ class SharedGradients {
   bool has_exchanged_ = false;        // whether there was an exchange in this step
   bool abandoned_ = false;            // whether another rank has abandoned this step
   // In backward alone.
-  bool all_ended_ = false;         // the micro-batches of all ranks have ended
-  std::vector<UnitId> let_go_;     // units that may wait for their turn, and were not summed since
-  UnitId latest_ = 0;              // the latest of them
-  std::vector<bool> expected_;     // by parameter: its unit comes only with its gradient
-  std::vector<bool> has_learned_;  // by unit: expected_ comes from earlier steps; before, all are expected
-  std::vector<bool> summed_;       // by parameter: in this step, or kept from an earlier one
+  bool all_ended_ = false;          // the micro-batches of all ranks have ended
+  std::vector<UnitId> let_go_;      // units that may wait for their turn, and were not summed since
+  UnitId latest_ = 0;               // the latest of them
+  std::vector<bool> expected_;      // by parameter: its unit comes only with its gradient
+  std::vector<bool> has_learned_;   // by unit: expected_ comes from earlier steps; before, all are expected
+  std::vector<bool> summed_;        // by parameter: in this micro-batch, or kept from an earlier step
+  std::vector<ParameterId> means_;  // those of the micro-batch that are kept, in the order of their sums
 };
 
 }  // namespace sluice::engine

@@ -42,8 +42,8 @@ std::vector<std::string> SharedGradients::tell(Request request, const std::strin
     if (opens(other) != opens(request) || concludes(other) != concludes(request))
       fail(ErrorCode::kState,
            "rank {} and this one are apart: one of them steps, and the other one sums gradients of another "
-           "micro-batch, as after gradients that it has dropped alone; step, or drop gradients, on all ranks "
-           "alike",
+           "micro-batch, as after more micro-batches on one rank, or gradients that it has dropped alone; "
+           "step, or drop gradients, on all ranks alike",
            rank);
   }
   return all;
@@ -51,17 +51,22 @@ std::vector<std::string> SharedGradients::tell(Request request, const std::strin
 
 std::vector<SharedGradients::Mean> SharedGradients::gather(const Mean& own) const {
   std::string what;
-  const std::uint64_t count = own.parameters.size();
-  put(what, std::span(&count, 1));
-  put(what, std::span(own.parameters));
+  for (const std::vector<ParameterId>* const some : {&own.parameters, &own.kept}) {
+    const std::uint64_t count = some->size();
+    put(what, std::span(&count, 1));
+    put(what, std::span(*some));
+  }
   std::vector<Mean> all;
   for (const std::string& bytes : tell(Request::kMean, what + own.squares)) {
-    std::uint64_t parameters = 0;
-    std::size_t at = get(bytes, sizeof(Request), std::span(&parameters, 1));
+    std::size_t at = sizeof(Request);
     Mean& mean = all.emplace_back();
-    ensure(parameters <= known_.size(), "a rank has sent too many of its gradients");
-    mean.parameters.resize(parameters);
-    at = get(bytes, at, std::span(mean.parameters));
+    for (std::vector<ParameterId>* const some : {&mean.parameters, &mean.kept}) {
+      std::uint64_t count = 0;
+      at = get(bytes, at, std::span(&count, 1));
+      ensure(count <= known_.size(), "a rank has sent too many of its gradients");
+      some->resize(count);
+      at = get(bytes, at, std::span(*some));
+    }
     mean.squares = bytes.substr(at);
   }
   return all;

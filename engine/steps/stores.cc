@@ -15,14 +15,6 @@ std::vector<allocator::Tier> Stores::state_tiers(const Plan& plan) {
   return tiers;
 }
 
-std::vector<std::optional<std::size_t>> Stores::gradient_shard_sizes(const Profile& profile) const {
-  std::vector<std::optional<std::size_t>> sizes(layout.units().size());
-  for (UnitId unit = 0; unit < sizes.size(); ++unit)
-    if (plan.units[unit].tier(Part::kGradient) == allocator::Tier::kRanks)
-      sizes[unit] = ranks->own(unit).size() * size_of(final_gradient_type(profile, unit));
-  return sizes;
-}
-
 Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimizer& the_optimizer,
                const Resources& the_resources)
     : resources(checked(profile, the_plan, the_resources)),
@@ -47,13 +39,12 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
                            : std::nullopt),
       gpu_shards(gpu && parameter_shards ? std::optional<DeviceShards>(std::in_place, *parameter_shards, *gpu)
                                          : std::nullopt),
-      gradient_shards(gradient_shard_sizes(profile)),
-      gradient_records(layout.units().size()),
       backings(make_backings(resources.disk, parameter_shards ? &*parameter_shards : nullptr,
                              host_records ? &*host_records : nullptr, gpu_disk ? &*gpu_disk : nullptr,
                              gpu_shards ? &*gpu_shards : nullptr)),
       pager(resources.ledger, *backings, waits, work()),
       gradients(layout, profile, plan, ranks ? &*ranks : nullptr, pager, work()),
+      gradient_parts(layout, plan, ranks ? &*ranks : nullptr, gradients, pager, work()),
       states(layout,
              StateFormat(layout, optimizer, plan.chunk_elements,
                          Shards::of(plan.ranks.rank, plan.ranks.size, plan.partitions_state())),
@@ -82,7 +73,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
                          : std::nullopt),
       queue(layout, optimizer, pager, gradients, updates, waits, parameters,
             {ranks && ranks->any_partitioned() ? &*ranks : nullptr,
-             parameter_shards ? &*parameter_shards : nullptr, &gradient_shards, &gradient_records,
+             parameter_shards ? &*parameter_shards : nullptr, &gradient_parts,
              profile.any_order && ranks && ranks->any_partitioned(), work(),
              device_gathers ? &*device_gathers : nullptr, rank_threads ? &*rank_threads : nullptr}) {
   // The client may access parameters at any time, unless they are on a GPU.
@@ -96,13 +87,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
     for (int use = 0; use < gradients.uses(unit); ++use)
       for (const HoldingId holding : gradients.holdings(unit, use)) pager.follow(holding, parameters[unit]);
   if (parameter_shards) parameter_shards->define(*backings);
-  for (UnitId unit = 0; unit < layout.units().size(); ++unit)
-    if (plan.units[unit].gradient_shard_in_host())
-      gradient_records[unit] =
-          backings->make({.tier = allocator::Tier::kHost,
-                          .name = "part of the gradient of " + name_of(unit),
-                          .bytes = final_gradient_bytes(own(unit).size(), gradients.final_type(unit)),
-                          .purpose = allocator::Purpose::kGradient});
+  gradient_parts.define(plan, *backings);
   if (gpu_disk) gpu_disk->set_piece(DeviceDisk::piece_bytes(layout, states.format()));
   if (plan.uses_disk() || gpu) backings->allocate();
   pager.start(plan.extent_bytes, plan.extents);
@@ -111,10 +96,7 @@ Stores::Stores(const Profile& profile, const Plan& the_plan, const optim::Optimi
   if (parameter_shards) parameter_shards->start(resources.ledger, work());
   if (gpu_shards) gpu_shards->start(resources.ledger);
   gradients.start(resources.ledger);
-  if (gpu)
-    gradient_shards.start(resources.ledger, *gpu, allocator::Purpose::kGradient);
-  else
-    gradient_shards.start(resources.ledger, allocator::Purpose::kGradient);
+  gradient_parts.start(resources.ledger);
   for (UpdateExecutor* const one : {executor.get(), cpu_executor.get()})
     if (one != nullptr) one->start(resources.ledger);
   updates.set_slots(resources.ledger, plan.staging_slots);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/threads.h"
+#include "engine/gradients/gradient_parts.h"
 #include "engine/gradients/gradients.h"
 #include "engine/memory/backing.h"
 #include "engine/memory/device_disk.h"
@@ -16,7 +17,6 @@
 #include "engine/memory/nccl_turns.h"
 #include "engine/memory/pager.h"
 #include "engine/memory/parameter_shards.h"
-#include "engine/memory/shard_memory.h"
 #include "engine/memory/state_store.h"
 #include "engine/memory/waits.h"
 #include "engine/memory/whole_store.h"
@@ -61,10 +61,6 @@ struct Stores {
     if (gpu_shards) gpu_shards->await(unit);
   }
   void settle();  // completes all updates and transfers, also of state that another rank reads
-  // Whether this rank keeps only its shard of the unit's final gradient.
-  bool keeps_gradient_part(UnitId unit) const {
-    return gradient_shards.has(unit) || gradient_records[unit] != nullptr;
-  }
   // Copies this rank's shard from the gathered unit, which is held. May wait for the disk, or for a GPU.
   void take_shard(UnitId unit);
   // Tells ranks that wait for this one that it makes progress.
@@ -85,12 +81,10 @@ struct Stores {
   std::optional<DeviceDisk> gpu_disk;               // nullopt: the CPU computes, or there is no disk
   std::optional<ParameterShards> parameter_shards;  // nullopt: every unit's parameters are whole here
   std::optional<DeviceShards> gpu_shards;           // nullopt: likewise, or the CPU computes
-  ShardMemory gradient_shards;                      // of final gradients of which only the shard is kept
-  // By unit, on a GPU: records in host memory of such gradient shards. Null: there is none.
-  std::vector<std::unique_ptr<Backing>> gradient_records;
   std::unique_ptr<Backings> backings;
   Pager pager;
   Gradients gradients;
+  GradientParts gradient_parts;  // of final gradients of which only this rank's shard is kept
   StateStore states;
   WholeStore wholes;
   std::optional<SumsOfRanks> sums_of_ranks;  // nullopt: every parameter is whole here
@@ -119,7 +113,6 @@ struct Stores {
   std::unique_ptr<UpdateExecutor> make_executor();
   std::unique_ptr<UpdateExecutor> make_cpu_executor();
   std::unique_ptr<UpdateExecutor> make_inline(Threads& threads);
-  std::vector<std::optional<std::size_t>> gradient_shard_sizes(const Profile& profile) const;
 };
 
 }  // namespace sluice::engine

@@ -13,12 +13,19 @@ bool contains(const auto& values, const auto& value) { return std::ranges::count
 
 void SharedGradients::begin_step() {
   if (!in_backward_) return;
+  if (!core_.plan.clip) dropped_all();
+  begin_in_backward();
+}
+
+// Means are added to gradients that are kept only where ranks sum them in each backward pass.
+void SharedGradients::begin_in_backward() {
   has_exchanged_ = all_ended_ = false;
   ended_ = 0;
   let_go_.clear();
+  means_.clear();
   turns_.forget_all();
-  if (!core_.plan.clip) dropped_all();
-  for (ParameterId p = 0; p < summed_.size(); ++p) summed_[p] = core_.gradients.has(p);  // kept ones
+  for (ParameterId p = 0; p < summed_.size(); ++p)
+    summed_[p] = !core_.plan.sums_each_backward && core_.gradients.has(p);
 }
 
 void SharedGradients::read(UnitId unit) {
@@ -26,24 +33,31 @@ void SharedGradients::read(UnitId unit) {
     turns_.note(unit);
 }
 
-void SharedGradients::check_add(ParameterId parameter) const {
+void SharedGradients::check_add(ParameterId parameter) {
   const std::string& name = core_.layout.spec(parameter).name;
+  const bool each = core_.plan.sums_each_backward;
+  if (each && all_ended_) begin_in_backward();
   if (ended_ > 0)
-    refuse(
-        ErrorCode::kState,
-        "a gradient of '{}' is added after the step's only micro-batch of this rank has ended, and what is "
-        "summed in backward is added to no more; step before{}",
-        name, core_.plan.clip ? ", or ask for stage 1, or for none" : "");
+    refuse(ErrorCode::kState,
+           "a gradient of '{}' is added after {} micro-batch of this rank has ended, and what is summed in "
+           "backward is added to no more; step before{}",
+           name, each ? "a" : "the step's only",
+           each              ? ", or end it on all ranks"
+           : core_.plan.clip ? ", or ask for stage 1, or for none, or to sum gradients in each backward"
+                             : "");
   const bool had_one =
-      core_.gradients.has(parameter) && contains(let_go_, core_.layout.location(parameter).unit);
+      known_[parameter].added > 0 && contains(let_go_, core_.layout.location(parameter).unit);
   if (summed_[parameter] || had_one)
     refuse(
         ErrorCode::kState,
-        "a gradient of '{}' is added in a step in which it is summed over the ranks in backward: this rank "
-        "had one before, or others had one and this rank was further on; give each parameter one gradient "
-        "in a step, in the same order on all ranks, {}",
-        name,
-        core_.plan.clip
+        "a gradient of '{}' is added in a {} in which it is summed over the ranks in backward: this rank had "
+        "one before, or others had one and this rank was further on; give each parameter one gradient in it, "
+        "in the same order on all ranks, {}",
+        name, each ? "micro-batch" : "step",
+        each ? "and where a backward has failed go on from the last checkpoint; or sum gradients at the "
+               "step's "
+               "end"
+        : core_.plan.clip
             ? "drop what is kept of earlier steps before (zero_grad(set_to_none=True)), and where "
               "a backward has failed drop all and step, on all ranks; or ask for stage 1, or for none"
             : "or update at the end of the step");
@@ -176,12 +190,18 @@ void SharedGradients::conclude() {
   under_way_.pop_front();
   core_.wait_for_ranks("the gradient of " + core_.name_of(sum.unit), sum.group);
   Mean own;
-  for (const ParameterId p : sum.parameters)
+  for (const ParameterId p : sum.parameters) {
     if (known_[p].added > 0) own.parameters.push_back(p);
-  finish(sum.unit, sum.parameters);
+    if (known_[p].is_shared()) own.kept.push_back(p);
+  }
+  // What this rank has of the unit itself is in the sum.
   for (const UnitId unit : waiting())
-    if (!turns_.is_ahead(unit)) std::ranges::copy(final_of(unit), std::back_inserter(own.parameters));
-  if (core_.ranks->any_partitioned()) own.squares = core_.gradients.squares(sum.parameters);
+    if (unit != sum.unit && !turns_.is_ahead(unit))
+      std::ranges::copy(final_of(unit), std::back_inserter(own.parameters));
+  if (!core_.plan.clip) {
+    finish(sum.unit, sum.parameters);
+    if (core_.ranks->any_partitioned()) own.squares = core_.gradients.squares(sum.parameters);
+  }
   take_mean(sum, gather(own));
 }
 
@@ -193,17 +213,32 @@ void SharedGradients::take_mean(const UnderWay& sum, const std::vector<Mean>& al
   for (const Mean& rank : all) {
     squares.push_back(rank.squares);
     for (const ParameterId p : rank.parameters) added[p] = true;
+    if (rank.kept != all.front().kept)
+      fail(ErrorCode::kState,
+           "ranks keep gradients of different parameters of '{}' from earlier micro-batches, as after a "
+           "backward pass that failed on one of them; drop gradients between micro-batches alone, on all "
+           "ranks alike",
+           c.name_of(unit));
   }
   const std::vector<ParameterId> had = of_unit(unit, added);
   for (const ParameterId p : had) added[p] = false;
   give_turns(added);
-  if (c.ranks->any_partitioned()) c.gradients.take_squares(sum.parameters, squares);
-  for (const ParameterId p : sum.parameters)
-    if (!contains(had, p)) {
-      c.gradients.drop(p);
-      set(p, {});
-      summed_[p] = false;
-    }
+  std::vector<GradientParts::Mean> means;
+  if (c.plan.clip) {
+    for (const ParameterId p : had)
+      means.push_back({p, known_[p].is_shared() ? std::optional(known_[p].factor) : std::nullopt});
+    finish(unit, had);
+    std::ranges::copy(had, std::back_inserter(means_));
+  } else if (c.ranks->any_partitioned()) {
+    c.gradients.take_squares(sum.parameters, squares);
+  }
+  for (const ParameterId p : sum.parameters) {
+    if (contains(had, p)) continue;
+    summed_[p] = false;
+    if (c.plan.clip) continue;
+    c.gradients.drop(p);
+    set(p, {});
+  }
   if (final_of(unit).empty()) std::erase(let_go_, unit);
   // Updates at the step's end check all gradients first.
   if (const auto bad = c.plan.clip ? std::nullopt : c.gradients.not_finite(unit))
@@ -211,21 +246,21 @@ void SharedGradients::take_mean(const UnderWay& sum, const std::vector<Mean>& al
          "the gradient of '{}' is not finite; its unit was not updated, and units whose backward came before "
          "were, on all ranks",
          c.layout.spec(*bad).name);
-  keep_or_apply(unit, had);
+  keep_or_apply(unit, had.empty(), means);
 }
 
-void SharedGradients::keep_or_apply(UnitId unit, const std::vector<ParameterId>& parameters) {
+void SharedGradients::keep_or_apply(UnitId unit, bool is_empty,
+                                    const std::vector<GradientParts::Mean>& means) {
   Core& c = core_;
   const HoldingId gradient = c.gradients.holding(unit, 0);
   c.pager.written(gradient, c.gradients.bytes(unit, 0));
   if (c.plan.clip)
-    c.keep_gradient_shard(unit, parameters);
+    c.gradient_parts.keep(c.resources.threads, unit, means);
   else
     client_.update(unit);
   sums_.let_go(unit, false);
-  if ((c.keeps_gradient_part(unit) || parameters.empty()) && !c.pager.held(gradient))
-    c.pager.discard(gradient);
-  if (parameters.empty() && c.partitions_parameters(unit) && !c.plan.clip)
+  if ((c.gradient_parts.has(unit) || is_empty) && !c.pager.held(gradient)) c.pager.discard(gradient);
+  if (is_empty && c.partitions_parameters(unit) && !c.plan.clip)
     c.pager.unpark(c.parameters[unit]);  // no update follows
   if (holds_parameters(unit)) c.pager.release(c.parameters[unit]);
 }
@@ -236,6 +271,7 @@ void SharedGradients::end_in_backward() {
   ended_ = 1;
   open();
   sum_in_turn();
+  if (core_.plan.clip) core_.gather_squares(means_);
   all_ended_ = true;
   for (UnitId unit = 0; unit < has_learned_.size(); ++unit) {
     const std::vector<ParameterId> parameters = all_of(unit);
@@ -250,8 +286,8 @@ void SharedGradients::abandon_in_backward() const {
   if (has_exchanged_ && core_.plan.clip)
     fail(ErrorCode::kState,
          "step {} is abandoned after ranks began to sum its gradients in backward, which all of them would "
-         "have to end; ask for stage 1, or for none, at which they can",
-         core_.steps);
+         "have to end; ask for stage 1, or for none{}, at which they can",
+         core_.steps, core_.plan.sums_each_backward ? ", or to sum gradients at the step's end" : "");
   if (has_exchanged_)
     fail(ErrorCode::kState,
          "step {} is abandoned after its gradients began to be applied in backward on all ranks, which "

@@ -56,8 +56,7 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   pins.parameters = !partitions_parameters(unit) && pipeline_.needs_parameters(unit, task.pass) &&
                     needs_frames(unit, values);
   if (pins.parameters && !bring_in(values, use)) return false;
-  Backing* const record = gradient_record(unit);
-  const bool in_part = has_gradient_shard(unit) || record != nullptr;
+  const bool in_part = has_gradient_part(unit);
   // A GPU's update streams this rank's shard from a record in host memory. A record on disk is read in
   // blocks, so that all of it is brought in.
   const bool streams_part = !by_cpu && pipeline_.on_gpu() && !pager_.resident(gradient) &&
@@ -90,10 +89,10 @@ bool UpdateQueue::start(const Task& task, bool wait) {
   }
   if (by_cpu) {
     start_by_cpu(task, update, pins);
-  } else if (has_gradient_shard(unit)) {
+  } else if (in_part && parts_.gradients->in_memory(unit)) {
     update.gradient = {parts_.gradients->data(unit), update.gradient_type};
-  } else if (record != nullptr) {
-    update.gradient_backing = record;
+  } else if (in_part) {
+    update.gradient_backing = parts_.gradients->record(unit);
     update.gradient_backing_bytes =
         final_gradient_bytes(parts_.ranks->own(unit).size(), update.gradient_type);
   } else if (pins.gradient && parts_.whole_gradients) {
@@ -130,8 +129,8 @@ void UpdateQueue::start_by_cpu(const Task& task, Update& update, const Pins& pin
     return on_gpu ? Backing::ForCpu{nullptr, &pager_.gpu_memory(holding)} : pager_.backing(holding).for_cpu();
   };
   update.whole_gradient = true;
-  if (Backing* const record = gradient_record(unit)) {
-    update.gradient = {record->for_cpu().data, update.gradient_type};
+  if (has_gradient_part(unit)) {
+    update.gradient = {parts_.gradients->record(unit)->for_cpu().data, update.gradient_type};
   } else {
     const Backing::ForCpu from = for_cpu(gradient, pins.gradient);
     update.gradient = {from.data, update.gradient_type};

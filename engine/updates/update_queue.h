@@ -6,12 +6,12 @@
 #include <optional>
 #include <vector>
 
+#include "engine/gradients/gradient_parts.h"
 #include "engine/gradients/gradients.h"
 #include "engine/layout/layout.h"
 #include "engine/memory/device_ranks.h"
 #include "engine/memory/pager.h"
 #include "engine/memory/parameter_shards.h"
-#include "engine/memory/shard_memory.h"
 #include "engine/ranks/ranks.h"
 #include "engine/updates/update_pipeline.h"
 
@@ -36,8 +36,7 @@ class UpdateQueue {
   struct Parts {
     Ranks* ranks = nullptr;
     ParameterShards* parameters = nullptr;
-    const ShardMemory* gradients = nullptr;
-    const std::vector<std::unique_ptr<Backing>>* gradient_records = nullptr;  // by unit, with nulls
+    const GradientParts* gradients = nullptr;
     // Final gradients are those of whole units, and not this rank's shard. They are brought in for an update,
     // since a shard does not begin at a block of the record.
     bool whole_gradients = false;
@@ -125,12 +124,9 @@ class UpdateQueue {
   // Whether this rank updates a shard of the unit; whether its update then ends with an all-gather.
   bool is_cut(UnitId unit) const { return parts_.ranks != nullptr && parts_.ranks->partitioned(unit); }
   bool is_gathered(UnitId unit) const { return is_cut(unit) && !partitions_parameters(unit); }
-  bool has_gradient_shard(UnitId unit) const {
+  // Whether this rank keeps its shard of the gradient alone, apart from its buffer.
+  bool has_gradient_part(UnitId unit) const {
     return parts_.gradients != nullptr && parts_.gradients->has(unit);
-  }
-  // This rank's shard of the gradient in host memory, beside a GPU; null: there is none.
-  Backing* gradient_record(UnitId unit) const {
-    return parts_.gradient_records == nullptr ? nullptr : (*parts_.gradient_records)[unit].get();
   }
   void finish(UnitId unit);
   void wait(std::size_t lent_until = 0);

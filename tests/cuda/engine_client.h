@@ -31,6 +31,7 @@ struct Case {
   std::size_t rows = 132;             // of a block; 132 are too many for it to be packed
   bool edits = false, keeps = false;  // the client edits parameters, and keeps gradients over steps
   bool parts = false;                 // it reads no gradients, of which ranks have parts
+  bool each_backward = false;         // ranks sum gradients in each backward pass
   bool measures = false;  // the client measures and multiplies gradients before the step, as clipping does
   bool looks = false;     // the client also reads parameters between the last gradient and the step
   bool holds = false;     // the client holds the first block from its forward pass to its backward pass
@@ -76,6 +77,7 @@ inline PlanRequest request_of(const Case& setup) {
   request.ranks = setup.ranks;
   request.stage = setup.stage;
   request.clip = setup.clip;
+  request.sums_each_backward = setup.each_backward;
   request.prefetch = setup.prefetch;
   request.chunk_elements = kChunkGrain;
   request.places = setup.places;

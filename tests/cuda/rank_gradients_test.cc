@@ -73,8 +73,37 @@ TEST_F(RanksOnGpusTest, KeepTheirOwnPartsOfGradients) {
     const auto look = [&](const Made& made) {
       EXPECT_TRUE(made.plan.sums_in_backward);
       EXPECT_GE(std::ranges::count(made.plan.units, true, &UnitPlan::gradient_in_shards), 5);
-      EXPECT_EQ(std::ranges::count(made.plan.units, true, &UnitPlan::gradient_shard_in_host) > 0,
+      EXPECT_EQ(std::ranges::count(made.plan.units, true, &UnitPlan::gradient_shard_in_record) > 0,
                 p.gradients == kHost);
+    };
+    expect_bits_of_cpus(setup, 2 + static_cast<int>(seed % 2), p, static_cast<Schedule>(seed % 3), seed,
+                        look);
+    ++seed;
+  }
+}
+
+// Each micro-batch's gradients are summed in its backward pass, and a rank adds up its own parts.
+TEST_F(RanksOnGpusTest, AddUpTheirOwnPartsOfGradients) {
+  std::uint64_t seed = 0;
+  for (const Placed& p : {Placed{2, kDevice, kDevice, kDevice, kDevice, true, Dtype::kBf16},
+                          Placed{2, kDevice, kDevice, kHost, kDevice},
+                          Placed{2, kHost, kDevice, kHost, kHost, true, Dtype::kBf16},
+                          Placed{3, kDevice, kDevice, kDevice, kDevice, true},
+                          Placed{3, kDevice, kDevice, kHost, kDisk, true, Dtype::kBf16},
+                          Placed{3, kHost, kDevice, kDisk, kHost, false, Dtype::kBf16}}) {
+    Case setup;
+    if (seed == 2) setup.optimizer = optimizer_of("adafactor", Dtype::kF32, true);
+    setup.ends = setup.each_backward = setup.measures = true;
+    setup.once = seed % 2 == 0;
+    setup.micro_batches = seed == 3 ? 1 : 2 + seed % 2;
+    setup.blocks = 5, setup.rows = 300, setup.steps = 4;
+    setup.edits = setup.parts = p.stage == 3;
+    setup.device = 256 * kMiB;
+    const auto look = [&](const Made& made) {
+      EXPECT_TRUE(made.plan.sums_each_backward);
+      EXPECT_EQ(std::ranges::count(made.plan.units, true, &UnitPlan::gradient_in_shards), 6);
+      EXPECT_EQ(std::ranges::count(made.plan.units, true, &UnitPlan::gradient_shard_in_record) > 0,
+                p.gradients != kDevice);
     };
     expect_bits_of_cpus(setup, 2 + static_cast<int>(seed % 2), p, static_cast<Schedule>(seed % 3), seed,
                         look);

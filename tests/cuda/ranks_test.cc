@@ -104,6 +104,8 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
     all.once = true;
     all.device = 128 * kMiB;
     all.ends = stage >= 2;
+    all.each_backward = stage >= 2 && number % 2 == 0;
+    if (all.each_backward) all.micro_batches = 2;
     all = placed(all, where);
     begin_devices(kRanks, Schedule::kRandom, 7);
     fake_cuda::Counts before, after;
@@ -133,7 +135,8 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
           << received;
       in += gpu.made.plan.step_bytes_in;
       out += gpu.made.plan.step_bytes_out;
-      for (ParameterId p = 0; p < gpu.engine.layout().parameters(); ++p) out += gpu.client.bytes(p);
+      for (ParameterId p = 0; p < gpu.engine.layout().parameters(); ++p)
+        out += all.micro_batches * gpu.client.bytes(p);
     });
     // What is fetched is planned as if nothing of a unit were still there, and so are gradients of small
     // units that were summed in backward.
@@ -142,7 +145,8 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
     EXPECT_TRUE(parameters == kDevice && all_leave ? came == in : came <= in) << came << ", planned " << in;
     // Of what GPUs read of each other only squares leave.
     const std::uint64_t left = after.bytes_out - before.bytes_out;
-    const std::uint64_t squares = gpus_meet && (gradients == kDevice || stage >= 2) ? 64u << 10 : 0;
+    const bool squares_leave = (gpus_meet && (gradients == kDevice || stage >= 2)) || all.each_backward;
+    const std::uint64_t squares = squares_leave ? all.micro_batches * (64u << 10) : 0;
     EXPECT_TRUE((left >= out || !all_leave) && left <= out + squares) << left << ", planned " << out;
   }
 }

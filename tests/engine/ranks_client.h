@@ -29,6 +29,7 @@ struct Case {
   std::size_t micro_batches = 0;  // of all ranks in a step, whose sums are reproducible; 0: they are not
   std::size_t counted = 0;        // of each rank in a step, whose sums are not; 0: they are not counted
   bool at_once = false;           // whether updates follow in backward
+  bool each_backward = false;     // whether ranks sum gradients in each backward pass
   std::size_t blocks = 0;         // how many units there are besides
   unsigned disk_delay = 0;        // of each transfer, in microseconds
   std::chrono::milliseconds patience = comm::kUnhurried.patience;
@@ -125,7 +126,10 @@ class Rank {
 
   // A gradient that depends on the values, so that wrong ones show.
   std::vector<float> gradient(ParameterId p, int step, int micro_batch) const {
-    const std::size_t of_rank = setup_.micro_batches > 0 ? 0 : static_cast<std::size_t>(rank());
+    return gradient(p, step, micro_batch, setup_.micro_batches > 0 ? 0 : rank());
+  }
+  std::vector<float> gradient(ParameterId p, int step, int micro_batch, int rank) const {
+    const auto of_rank = static_cast<std::size_t>(rank);
     const ConstArray values = engine.parameter(p);
     std::vector<float> all(elements(p));
     const std::size_t first = p * 7 + of_rank * 131 + static_cast<std::size_t>(step * 17 + micro_batch * 57);
@@ -206,6 +210,7 @@ class Rank {
     request.reproducible = setup_.micro_batches > 0;
     if (request.reproducible || setup_.counted > 0) request.group = 1;
     request.clip = !setup_.at_once;
+    request.sums_each_backward = setup_.each_backward;
     if (setup_.place != nullptr) request.places = toy::places(setup_.place);
     return request;
   }

@@ -108,6 +108,7 @@ class EngineOptions(ctypes.Structure):
         ("section_chunks", c_uint32),
         ("stop", STOP),
         ("stop_context", c_void_p),
+        ("sum_gradients", c_char_p),
     ]
 
 

@@ -204,6 +204,7 @@ def options_of(given: Options) -> _abi.EngineOptions:
         updates=None if given.updates is None else text(given.updates, "updates"),
         device_facts=_facts(given.device_facts),
         links=None if given.links is None else text(given.links, "links"),
+        sum_gradients=text(given.sum_gradients, "sum_gradients"),
         sections=None if given.sections is None else given.sections.ranks.address,
         section_units=(ctypes.c_uint32 * len(counts))(*counts) if counts else None,
         section_chunks=section_chunks,

@@ -214,6 +214,8 @@ class Options:
         Engine.end_micro_batch() ends each;
         0: they are not counted. Without `reproducible` the number tells when sums over ranks may begin:
             Engine.end_gradients().
+    sum_gradients: when ranks sum gradients: "step", when a step's last micro-batches end; or, at a stated stage of 2 or 3, "each_backward",
+        after which a rank keeps its own part alone, and adds later ones to it.
     device_memory: the budget of a GPU's memory, and makes the engine compute on the GPU; 0: the CPU computes.
     device_reserved: the part of device_memory that the engine leaves to the caller. The memory of CUDA's context is counted in
         addition.
@@ -254,6 +256,7 @@ class Options:
     planned: Optional[tuple[int, int]] = None
     reproducible: bool = False
     micro_batches: int = 0
+    sum_gradients: str = "step"
     device_memory: Size = 0
     device_reserved: Size = 0
     device: Optional[int] = None

@@ -38,6 +38,34 @@ TEST(Reproducible, OptionsThatCannotBeAreRefused) {
   expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"options.micro_batches is 0"});
 }
 
+TEST(SumsInEachBackward, OptionsThatCannotBeAreRefused) {
+  sluice_engine_options options = options_of({}, nullptr);
+  options.sum_gradients = "never";
+  expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"'never'", "'step'", "'each_backward'"});
+  options.sum_gradients = "each_backward";
+  options.micro_batches = 4;
+  expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"left to the plan", "state stage 2 or 3"});
+  options.stage = SLUICE_STAGE(1);
+  expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"options.stage is 1", "state stage 2 or 3"});
+  options.stage = SLUICE_STAGE(2);
+  EXPECT_OK(created(options));
+  options.reproducible = 1;
+  expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"sum_gradients", "reproducible"});
+  options.reproducible = options.micro_batches = 0;
+  expect_error(created(options), SLUICE_INVALID_ARGUMENT, {"options.micro_batches is 0"});
+  // Where GPUs compute, parts of gradients are in memory.
+  options.micro_batches = 4;
+  options.planned_ranks = 2;
+  options.memory = options.device_memory = std::uint64_t{1} << 30;
+  options.place_gradients = "disk";
+  char* json = nullptr;
+  expect_error(sluice_plan(make_model().get(), &options, &json), SLUICE_INVALID_ARGUMENT,
+               {"options.place_gradients is 'disk'", "sum_gradients"});
+  options.place_gradients = nullptr;
+  ASSERT_OK(sluice_plan(make_model().get(), &options, &json));
+  EXPECT_NE(taken(json).find("\"sums_in_backward\": true"), std::string::npos);
+}
+
 TEST(PlanOfRanks, NeedsNone) {
   sluice_engine_options options = options_of({}, nullptr);
   options.planned_rank = 199;

@@ -133,7 +133,7 @@ def train(
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": True})
         model.enable_input_require_grads()
-    if options.get("stage") in (2, 3):
+    if options.get("stage") in (2, 3) and options.get("ranks") is not False:
         _check_partitioned(model, name, stated, accumulate, place, **options)
     scaler = _scaler(infinite)
     between = None if alone is None or RANK != 0 else ALONE[alone]
@@ -162,9 +162,63 @@ def _check_partitioned(model, name, stated, accumulate, place, stage, updates=No
         shards = {unit.get("shard") for unit in plan["units"]} - {None}
         assert len(shards) == 1 and (updates != "gpu" or shards == {"device"})
         assert not facts or plan["passes_shards"]
-    if "device" in options and stated and accumulate == SIZE and place != "disk" and not options.get("update_in_backward"):
+    sums_each = "sum_gradients" in options
+    if sums_each or ("device" in options and stated and accumulate == SIZE and place != "disk" and not options.get("update_in_backward")):
         assert plan["sums_in_backward"], "gradients stay whole"
-        assert {unit["gradient"] for unit in plan["units"] if unit["name"] in large} <= {"ranks", "memory"}
+        places = {"ranks", "memory", "disk"} if sums_each else {"ranks", "memory"}
+        assert {unit["gradient"] for unit in plan["units"] if unit["name"] in large} <= places
+
+
+def train_by_reference(name="gpt2", steps=2, accumulate=SIZE):
+    """Trains without other ranks: gradients of all micro-batches are read, added here in the order of sum_gradients="each_backward", and
+    handed to the step. Losses are those of this rank's micro-batches."""
+    model, optimizer = _wrapped(name, "memory", ranks=False)
+    share, losses = accumulate // SIZE, []
+    for step in range(steps):
+        kept = {}
+        for part in range(share):
+            of_ranks = []
+            for rank in range(SIZE):
+                loss = loss_of(model, name, step * accumulate + rank * share + part) / share
+                losses += [loss.item()] if rank == RANK else []
+                loss.backward()
+                of_ranks.append({n: p.grad.clone().numpy() for n, p in model.named_parameters() if p.grad is not None})
+                optimizer.zero_grad()
+            for parameter in set().union(*of_ranks):
+                some = next(each[parameter] for each in of_ranks if parameter in each)
+                sums = [each.get(parameter, 0 * some) for each in of_ranks]
+                while len(sums) > 1:
+                    sums = [sum(sums[i : i + 2][1:], sums[i]) for i in range(0, len(sums), 2)]
+                mean = sums[0] * sums[0].dtype.type(1 / SIZE)
+                kept[parameter] = kept[parameter] + mean if parameter in kept else mean
+        for parameter, p in model.named_parameters():
+            p.grad = torch.from_numpy(kept[parameter].copy()) if parameter in kept else None
+        optimizer.step()
+        optimizer.zero_grad()
+    made = _result(model, losses, [])
+    sluice.torch.close(model)
+    return made
+
+
+def each_backward(stage, place="memory", **options):
+    """What a read of a gradient, norms between micro-batches, one more of them than was stated, and the step say."""
+    model, optimizer = _wrapped("normed", place, stage=stage, accumulate=2 * SIZE, sum_gradients="each_backward", **options)
+    said = []
+    for attempt in (
+        lambda: loss_of(model, "normed", RANK).backward(),
+        lambda: next(model.parameters()).grad.clone(),
+        lambda: float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)),
+        lambda: loss_of(model, "normed", RANK).backward(),
+        lambda: float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)),
+        lambda: loss_of(model, "normed", RANK).backward(),
+        lambda: optimizer.step(),
+    ):
+        try:
+            said.append(attempt())
+        except sluice.Error as error:
+            said.append(f"{type(error).__name__}: {error}")
+    sluice.torch.close(model)
+    return said
 
 
 def _partitioned(model):

@@ -221,6 +221,19 @@ def test_what_a_rank_cannot_do_with_its_part_of_gradients_says_so(pool, stage):
         assert again.startswith("StateError: ") and "ask for stage 1" in again, again
 
 
+@pytest.mark.parametrize("number, name, settings, given", [
+    (0, "gpt2", {"accumulate": 4, "clip": 0.1, "infinite": 1}, {"stage": 2, "place": "device"}),
+    (1, "llama", {"accumulate": 8, "dtype": "bfloat16", "state": "8bit"}, {"stage": 3, "place": "memory"}),
+    (2, "experts", {"accumulate": 4, "update": "Adafactor"}, {"stage": 2, "place": "memory"}),
+    pytest.param(3, "wide in half", {"accumulate": 6, "dtype": "bfloat16"}, {"stage": 3, "place": "disk", "updates": "cpu"}, marks=LONG),
+])  # fmt: skip
+def test_sums_in_each_backward_have_the_bits_of_ranks_on_the_cpu(pool, number, name, settings, given):
+    settings = {"name": name, "steps": 2, "stated": True, "sum_gradients": "each_backward"} | settings
+    expected = alike(pool.call("train", stage=3, **settings))
+    schedule, has_peers = fake_gpu.SCHEDULES[number % 3], number % 2 == 0
+    assert pool.call("on_gpus", called="train", seed=number, schedule=schedule, has_peers=has_peers, **given, **settings) == expected
+
+
 @pytest.mark.parametrize("skips", [True, False])
 def test_ranks_that_come_apart_with_parts_of_gradients_end_with_the_reason(pool, skips):
     for text in pool.call("on_gpus", called="apart", skips=skips):

@@ -8,6 +8,7 @@ from support import rounding
 from support.over_ranks_models import MODELS
 
 STEPS = 3
+EACH = {"sum_gradients": "each_backward", "stage": 2, "accumulate": 2}
 LONG = pytest.mark.long  # other models, stages and places show as much
 
 
@@ -187,6 +188,13 @@ def test_what_one_rank_refuses_no_rank_does(pool, differing, says, says_there):
     ({"silence": 0}, "silence is 0"),
     ({"ranks": 2}, "ranks is 2"),
     ({"update_in_backward": True, "accumulate": 4}, "options.micro_batches is 4 with options.update_in_backward on 2 ranks"),
+    ({"sum_gradients": "backward"}, "options.sum_gradients is 'backward'; it is 'step' (at a step's end) or 'each_backward'"),
+    ({"sum_gradients": None}, "sum_gradients is None"),
+    (EACH | {"stage": 1}, "and options.stage is 1; state stage 2 or 3"),
+    (EACH | {"stage": None}, "and options.stage is left to the plan; state stage 2 or 3"),
+    (EACH | {"accumulate": 0}, "and options.micro_batches is 0; state how many"),
+    (EACH | {"reproducible": True}, "options.reproducible, which adds pairwise over all micro-batches; leave one out"),
+    (EACH | {"update_in_backward": True}, "options.update_in_backward, which applies each sum; leave one out"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(pool, options, says):
     for text, same in pool.call("refusal", **options):
@@ -228,6 +236,48 @@ def test_rank_0_alone_takes_the_state_of_which_each_rank_has_a_part(pool, settin
 def test_a_run_goes_on_from_what_was_saved(pool, tmp_path, way, stage, place):
     for first, second in pool.call("go_on", folder=str(tmp_path), way=way, stage=stage, place=place):
         assert first == second
+
+
+# ---- sums in each backward pass ----
+
+
+@pytest.mark.parametrize("size, name, accumulate", [
+    (2, "gpt2", 4), (2, "experts", 8), (3, "gpt2", 6), *(pytest.param(*row, marks=LONG) for row in ((2, "llama", 2), (3, "experts", 12))),
+])  # fmt: skip
+def test_sums_in_each_backward_have_the_bits_of_their_written_order(pools, size, name, accumulate):
+    settings = {"name": name, "steps": 2, "accumulate": accumulate}
+    expected = pools[size].call("train_by_reference", **settings)
+    for stage, place in ((2, "disk"), (3, "memory")):
+        found = pools[size].call("train", stage=stage, place=place, stated=True, sum_gradients="each_backward", **settings)
+        assert found == expected, f"stage {stage}, {place}"
+    alike(expected)
+
+
+def test_sums_in_each_backward_clip_skip_and_stop_at_nothing_that_sums_at_the_step_do_not(pool):
+    settings = {"stated": True, "clip": 0.1, "infinite": 1, "stage": 2}
+    found = pool.call("train", sum_gradients="each_backward", **settings)
+    assert found == pool.call("train", **settings)  # with one micro-batch of each rank
+    several = pool.call("train", sum_gradients="each_backward", accumulate=4, **settings)
+    assert alike(several)["scale"] == alike(found)["scale"] < 1024
+
+
+def test_one_rank_sums_nothing_in_each_backward(pool):
+    settings = {"accumulate": 4, "stated": True, "ranks": False}
+    assert pool.call("train", stage=3, sum_gradients="each_backward", **settings) == pool.call("train", **settings)
+
+
+@pytest.mark.parametrize("stage, place", [(2, "memory"), (3, "disk")])
+def test_what_a_rank_can_do_with_the_part_that_it_adds_up(pool, stage, place):
+    for first, read, norm, second, norm_of_two, third, stepped in pool.call("each_backward", stage=stage, place=place):
+        assert first is second is third is stepped is None
+        assert read.startswith("StateError: a gradient is read") and "what was summed in each backward pass" in read
+        assert norm > 0 and norm_of_two > 0
+
+
+def test_ranks_that_sum_gradients_at_other_times_are_refused(pool):
+    given = {"differing": ("sum_gradients", "each_backward"), "stage": 2, "accumulate": 2}
+    for text, same in pool.call("refusal", **given):
+        assert same and text.startswith('InvalidArgumentError: options.sum_gradients is "each_backward" on rank 1, and "step" on rank 0'), text
 
 
 # ---- updates in backward ----

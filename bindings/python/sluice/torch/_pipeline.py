@@ -49,6 +49,7 @@ _REFUSED = {
     "reproducible": "a pipeline has the bits of one rank without it, and along data those of as many ranks that wrap() the model",
     "accumulate": "micro_batches says how many there are",
     "update_in_backward": "gradients are added up over the micro-batches",
+    "sum_gradients": "each rank adds up those of its stage over the micro-batches before they are summed along data",
     "sample_batch": "each stage is called with what the one before gives; state reserve=..., or leave it to be found",
 }
 

@@ -63,6 +63,7 @@ def wrap(
     stage: Optional[int] = None,
     reproducible: bool = False,
     accumulate: int = 0,
+    sum_gradients: str = "step",
     device_memory: Optional[Size] = None,
     device: Any = None,
     updates: Optional[str] = None,
@@ -98,11 +99,14 @@ def wrap(
     ranks: which processes train the model together, with budgets of their own; all wrap it. None: those of the script's process group,
         else those that torchrun has started. False: this process alone. A process group: its ranks.
     stage: what is partitioned over the ranks: 0 (nothing), 1 (the state) or 3 (parameters, too). 2 is as 1, but on GPUs that update, with
-        one micro-batch of each rank in a step: there a rank keeps its own part alone of gradients. None: the plan chooses.
+        one micro-batch of each rank in a step, and with `sum_gradients`: there a rank keeps its own part alone of gradients. None: the plan
+        chooses.
     reproducible: the same bits at any number of ranks. Each backward() is a micro-batch, of which a step has `accumulate` over all ranks
         (those of MicroBatches), and a gradient is the mean over them: losses are not divided. docs/ranks.md says what is refused.
     accumulate: how many micro-batches, which are calls of backward(), a step has over all ranks, a multiple of their number. Then gradients
         are summed beside the last one of a rank. 0: it is not known, and they are summed at their first use.
+    sum_gradients: when ranks sum them: "step", as above; or with `accumulate` and a stage of 2 or 3 "each_backward": each rank then adds up
+        its own part alone, in a 1/N of the memory, which takes as many sums as a rank has micro-batches, and gives other bits.
     device_memory: how much of a GPU's memory may be taken, PyTorch's own (`reserve`) and CUDA's included. The parameters are on that GPU,
         or on the CPU or the meta device, and `device` says to which GPU they go ("cuda", "cuda:1").
     updates: what updates then, "gpu" or "cpu" (while the GPU computes); None: the plan chooses by the machine's rates, unit by unit,
