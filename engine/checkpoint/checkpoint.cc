@@ -94,8 +94,8 @@ std::uint64_t OwnFile::bytes() const {
   return bytes;
 }
 
-CheckpointWriter::CheckpointWriter(offload::IoService& io, allocator::Ledger& ledger, Options options)
-    : io_(io), ledger_(ledger), options_(std::move(options)) {
+CheckpointWriter::CheckpointWriter(offload::IoService& io, Options options)
+    : io_(io), options_(std::move(options)) {
   check_room(options_.out, options_.bytes);
   std::error_code error;
   fs::create_directories(options_.out, error);
@@ -108,7 +108,6 @@ CheckpointWriter::CheckpointWriter(offload::IoService& io, allocator::Ledger& le
 
 CheckpointWriter::~CheckpointWriter() {
   if (committed_) return;
-  files_.clear();  // waits for writes in flight
   std::error_code ignored;
   // A folder that cannot be removed is a leftover, which the next run removes.
   fs::remove_all(partial_, ignored);
@@ -120,13 +119,6 @@ std::string CheckpointWriter::begin_file(const std::string& name) {
   for (const Entry& entry : files_)
     if (entry.name == name) fail(ErrorCode::kInvalidArgument, "the checkpoint has a file '{}' already", name);
   return path_in(partial_, name);
-}
-
-SafetensorsWriter& CheckpointWriter::add_tensor_file(const std::string& name, SafetensorsHeader header) {
-  const std::string path = begin_file(name);
-  auto writer =
-      std::make_unique<SafetensorsWriter>(io_, ledger_, path, std::move(header), options_.buffer_bytes);
-  return *files_.emplace_back(Entry{name, std::move(writer), {}, false}).tensors;
 }
 
 void CheckpointWriter::add_file(const OwnFile& file) {
@@ -141,24 +133,24 @@ void CheckpointWriter::add_file(const OwnFile& file) {
     summer.add(std::as_bytes(std::span(part)));
     return part;
   });
-  files_.push_back({file.name, nullptr, summer.finish(), false});
+  files_.push_back({file.name, summer.finish(), true, nullptr});
 }
 
-void CheckpointWriter::add_shared_file(const std::string& name, std::uint64_t bytes) {
+void CheckpointWriter::add_tensor_file(const std::string& name, std::uint64_t bytes) {
   const std::string path = begin_file(name);
-  io_.open(path, offload::OpenMode::kCreate)->allocate(round_up(bytes, kDiskBlock));
-  files_.push_back({name, nullptr, {}, true});
+  std::unique_ptr<offload::File> file = io_.open(path, offload::OpenMode::kCreate);
+  file->allocate(round_up(bytes, kDiskBlock));
+  files_.push_back({name, {}, false, std::move(file)});
 }
 
 // Cuts the padding: the last block was written as whole disk blocks.
-void CheckpointWriter::finish_shared_file(const std::string& name, FileSum sum) {
+void CheckpointWriter::finish_tensor_file(const std::string& name, FileSum sum) {
   const std::string path = path_in(partial_, name);
+  Entry& entry = *std::ranges::find(files_, name, &Entry::name);
   const Descriptor file = open_file(path, O_WRONLY);
   if (::ftruncate(file.get(), static_cast<off_t>(sum.bytes)) != 0) fail_system("finish", path);
-  if (::fsync(file.get()) != 0) fail_system("sync", path);
-  Entry& entry = *std::ranges::find(files_, name, &Entry::name);
   entry.sum = std::move(sum);
-  entry.is_shared = false;
+  entry.is_finished = true;
 }
 
 // Nothing counts before the rename, so the syncs may have any order. The manifest's comes first: it also
@@ -167,14 +159,13 @@ std::string CheckpointWriter::commit(const Json& run) {
   Manifest manifest;
   manifest.step = options_.step;
   manifest.run = run;
-  for (Entry& entry : files_) {
-    ensure(!entry.is_shared, "'{}' is committed without its sum", entry.name);
-    if (entry.tensors) entry.sum = entry.tensors->finish();
+  for (const Entry& entry : files_) {
+    ensure(entry.is_finished, "'{}' is committed before it is finished", entry.name);
     manifest.files.push_back({entry.name, entry.sum});
   }
   write_text_file(path_in(partial_, kManifestFile), manifest.to_text());
-  for (Entry& entry : files_)
-    if (entry.tensors) entry.tensors->sync();
+  for (const Entry& entry : files_)
+    if (entry.tensors != nullptr) entry.tensors->sync();
   sync_folder(partial_);
   const std::string folder = path_in(options_.out, checkpoint_name(options_.step));
   exchange_or_rename(partial_, folder);

@@ -77,33 +77,29 @@ void check_file_limit(std::span<const std::uint64_t> file_bytes);
 // Throws Error(kBudget) that says what is needed, what is free and what to do. `folder` need not exist yet.
 void check_room(const std::string& folder, std::uint64_t bytes);
 
-// Writes one checkpoint. Without commit() it leaves nothing behind. Thread rule: one thread at a time, and
-// one thread at a time for each of its SafetensorsWriters.
+// Writes one checkpoint. Without commit() it leaves nothing behind. Thread rule: one thread at a time.
 class CheckpointWriter {
  public:
   struct Options {
     std::string out;
     std::uint64_t step = 0;
-    std::uint64_t bytes = 0;                   // bytes_needed(), which is compared with the free space
-    std::size_t buffer_bytes = kStreamBuffer;  // of each SafetensorsWriter
+    std::uint64_t bytes = 0;  // bytes_needed(), which is compared with the free space
   };
-  // `io` and `ledger` outlive this. Throws Error(kBudget | kIo).
-  CheckpointWriter(offload::IoService& io, allocator::Ledger& ledger, Options options);
+  // `io` outlives this, and the PartWriters of its files do not. Throws Error(kBudget | kIo).
+  CheckpointWriter(offload::IoService& io, Options options);
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  // Any number of files may be open at a time; a writer is valid until commit() or destruction. Throws
-  // Error(kInvalidArgument) for a name that is taken or not plain.
-  SafetensorsWriter& add_tensor_file(const std::string& name, SafetensorsHeader header);
-  // Throws Error(kIo | kNotFound), also for a file that cannot be read.
+  // Throws Error(kIo | kNotFound), also for a file that cannot be read, and Error(kInvalidArgument) for a
+  // name that is taken or not plain.
   void add_file(const OwnFile& file);
   // The folder of the files until commit().
   const std::string& partial() const { return partial_; }
-  // Makes a file of so many bytes that others write, and allocates it on the disk. Before commit(),
-  // finish_shared_file() is given its sum, once the writers have written it all and made it durable.
-  void add_shared_file(const std::string& name, std::uint64_t bytes);
-  void finish_shared_file(const std::string& name, FileSum sum);
+  // Makes a file of so many bytes that PartWriters write, and allocates it on the disk. Before commit(),
+  // finish_tensor_file() is given its sum, once they have written it all. Throws as add_file().
+  void add_tensor_file(const std::string& name, std::uint64_t bytes);
+  void finish_tensor_file(const std::string& name, FileSum sum);
   // Finishes the files, writes the manifest, and renames the checkpoint to its place, durably; replaces one
   // of the same step. Returns the checkpoint's folder. Must not be called again, even after an exception.
   std::string commit(const Json& run);
@@ -111,14 +107,13 @@ class CheckpointWriter {
  private:
   struct Entry {
     std::string name;
-    std::unique_ptr<SafetensorsWriter> tensors;  // null: a text file, or one that others write
     FileSum sum;
-    bool is_shared = false;  // it has no sum yet
+    bool is_finished = true;
+    std::unique_ptr<offload::File> tensors;  // of a tensor file, which commit() makes durable
   };
   std::string begin_file(const std::string& name);
 
   offload::IoService& io_;
-  allocator::Ledger& ledger_;
   Options options_;
   std::string partial_;
   Descriptor lock_;

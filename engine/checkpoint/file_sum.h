@@ -1,7 +1,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,24 +21,17 @@ struct FileSum {
   bool operator==(const FileSum&) const = default;
 };
 
-// Computes the FileSum of a file. Blocks come in any order, and the bytes of each block one after another.
+// Computes the FileSum of a file, whose bytes come one after another.
 class FileSummer {
  public:
-  void add(std::span<const std::byte> bytes);  // adds bytes at the position, and advances it
-  std::uint64_t position() const { return position_; }
-  // Whether the block that begins at this byte has a sum.
-  bool has_block(std::uint64_t first_byte) const;
-  // Moves the position to the first byte of another block. REQUIRES: the position is at the first byte of a
-  // block, or at the end of the file, and the other block has no sum yet.
-  void go_to(std::uint64_t first_byte);
-  std::uint64_t first_missing() const;  // the first byte that was not added
-  // Returns the sum of everything added, and begins anew. REQUIRES: no byte before the last one is missing.
-  FileSum finish();
+  void add(std::span<const std::byte> bytes);
+  FileSum finish();  // returns the sum of everything added, and begins anew
 
  private:
-  std::uint64_t position_ = 0, bytes_ = 0;  // bytes_: the end of what was added
-  std::vector<std::optional<std::uint64_t>> blocks_;
-  Checksum block_;  // of the block at the position, up to the position
+  void end_block();
+
+  FileSum sum_;
+  Checksum block_;  // of the bytes of the last block so far
 };
 
 std::string to_hex(std::uint64_t value);  // 16 digits

@@ -21,7 +21,7 @@ struct BlockSum {
   std::uint64_t block = 0, sum = 0;  // its index in the file, and its XXH3
 };
 
-// Writes one rank's blocks (FileParts) of a file that several ranks write at once. Every rank hands over its
+// Writes a file of a checkpoint, or one rank's blocks (FileParts) of it. Every rank hands over its
 // bytes of the file in ascending order. The writer of a split block assembles it, from its own bytes and
 // those that the other ranks send. A rank waits for another one only until that has passed an earlier byte of
 // the file. So all ranks finish, also with several files side by side, as long as the parts have the same
@@ -29,7 +29,8 @@ struct BlockSum {
 // waits for the messages in flight.
 class PartWriter {
  public:
-  // Messages of this file to and from another rank, which arrive in the order in which they were sent.
+  // Messages of this file to and from another rank, which arrive in the order in which they were sent. One
+  // rank alone needs none.
   struct Mail {
     std::function<void(int to, std::span<const std::byte>, Done)> send;
     std::function<void(int from, std::span<std::byte>, Done)> receive;

@@ -9,8 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "allocator/ledger.h"
-#include "allocator/memory.h"
 #include "core/dtype.h"
 #include "engine/checkpoint/stream.h"
 #include "offload/file.h"
@@ -102,46 +100,6 @@ class SafetensorsReader {
   ReadAhead& ahead_;
   BlockFile file_;
   SafetensorsHeader header_;
-};
-
-// Writes a new file. The bytes of a checksum block (kStreamBlock bytes of the file) come one after another;
-// the first block, which has the header, comes first, and the others may come in any order, each once. Thread
-// rule: one thread at a time. After an error only destruction is allowed; the file is left to its owner.
-class SafetensorsWriter {
- public:
-  // Allocates the whole file on the disk, and a buffer of `buffer_bytes`, which is charged to the ledger as
-  // kCheckpoint. `io` and `ledger` outlive this. Throws Error(kBudget | kIo | kInvalidArgument); a file that
-  // exists is refused.
-  SafetensorsWriter(offload::IoService& io, allocator::Ledger& ledger, const std::string& path,
-                    SafetensorsHeader header, std::size_t buffer_bytes = kStreamBuffer);
-  ~SafetensorsWriter();
-  SafetensorsWriter(const SafetensorsWriter&) = delete;
-  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
-
-  const SafetensorsHeader& header() const { return header_; }
-  // Writes bytes of a tensor of header(), from its first_byte on. Throws Error(kInvalidArgument) where they
-  // pass the tensor's end, or neither follow what was written before nor begin a block after a complete one;
-  // Error(kIo) where a write failed.
-  void write(const StoredTensor& tensor, std::uint64_t first_byte, std::span<const std::byte> bytes);
-  // Waits for all writes, gives the file its exact length and gives the buffer back. Throws Error(kState)
-  // that names the first tensor that is not complete.
-  const FileSum& finish();
-  // Makes the file durable. REQUIRES: finished(). Throws Error(kIo).
-  void sync() { file_->sync(); }
-  bool finished() const { return sum_.has_value(); }
-
- private:
-  void append(std::span<const std::byte> bytes);
-  void go_to(std::uint64_t offset);
-
-  std::string path_;
-  SafetensorsHeader header_;
-  std::unique_ptr<offload::File> file_;
-  allocator::Region buffer_;
-  std::optional<WriteBehind> behind_;
-  FileSummer summer_;
-  bool failed_ = false;
-  std::optional<FileSum> sum_;
 };
 
 // Reads a folder as Hugging Face lays it out: model.safetensors, or an index and the files that it names.

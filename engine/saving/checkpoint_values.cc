@@ -287,9 +287,8 @@ std::uint64_t CheckpointTensors::buffer_bytes(int ranks) const {
 }
 
 std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
-                                    const CheckpointWriter::Options& options, const Json& run,
-                                    std::span<const OwnFile> own, comm::Communicator* communicator,
-                                    const SectionOfFiles* section) {
+                                    const Options& options, const Json& run, std::span<const OwnFile> own,
+                                    comm::Communicator* communicator, const SectionOfFiles* section) {
   const std::string folder = write_own(engine, io, ledger, options, run, own, communicator, section);
   if (communicator == nullptr) return folder;
   try {
@@ -304,87 +303,80 @@ std::string CheckpointTensors::save(Engine& engine, offload::IoService& io, allo
 }
 
 std::string CheckpointTensors::write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
-                                         CheckpointWriter::Options options, const Json& run,
+                                         const Options& options, const Json& run,
                                          std::span<const OwnFile> own, comm::Communicator* communicator,
                                          const SectionOfFiles* section) {
   const bool is_first = communicator == nullptr || communicator->rank() == 0;
-  const std::size_t all_buffers = options.buffer_bytes;
-  // Regions are whole huge pages.
-  options.buffer_bytes =
-      std::max<std::size_t>(kHugePage, all_buffers / files_.size() / kHugePage * kHugePage);
   std::optional<CheckpointWriter> writer;
-  std::optional<SharedFiles> shared;
   try {
     std::vector<std::uint64_t> bytes = file_bytes();
     for (const OwnFile& file : own) bytes.push_back(file.bytes());
     check_file_limit(bytes);
-    options.bytes = bytes_needed(bytes);
     if (is_first) {
-      writer.emplace(io, ledger, options);
+      writer.emplace(io, CheckpointWriter::Options{options.out, options.step, bytes_needed(bytes)});
       for (const OwnFile& file : own) writer->add_file(file);
     }
-    if (communicator == nullptr) return write_all(engine, *writer, run);
-    const auto partition = [&](UnitId unit) {
-      return section == nullptr ? engine.partition(unit) : section->partitions[unit];
-    };
-    shared.emplace(partition, layout_, files_, units_, *communicator);
-    const SharedFolder folder =
-        find_shared_folder(*communicator, options.out, is_first ? writer->partial() : std::string());
-    if (folder.why_not.empty())
-      return write_together(engine, io, ledger, folder.path, all_buffers, run, is_first ? &*writer : nullptr,
-                            *shared, *communicator, section);
-    if (section != nullptr) fail(ErrorCode::kInvalidArgument, "{}", folder.why_not);
-    if (is_first) log().info("{}: it sends its part to rank 0", folder.why_not);
-    if (is_first) return write_all(engine, *writer, run);
-    send(engine);
-    return "";
+    comm::Communicator* together = communicator;
+    SharedFolder folder{is_first ? writer->partial() : "", ""};
+    if (communicator != nullptr) folder = find_shared_folder(*communicator, options.out, folder.path);
+    if (!folder.why_not.empty()) {
+      if (section != nullptr) fail(ErrorCode::kInvalidArgument, "{}", folder.why_not);
+      if (is_first) log().info("{}: it sends its part to rank 0", folder.why_not);
+      together = nullptr;
+    }
+    std::string written;
+    if (is_first || together != nullptr)
+      written = write_files(engine, io, ledger, folder.path, options.buffer_bytes, run,
+                            is_first ? &*writer : nullptr, together, section);
+    else
+      send(engine);
+    shared_.reset();
+    return written;
   } catch (const std::exception& error) {
     // Before the files are destroyed, which waits for messages of other ranks.
     if (communicator != nullptr) communicator->fail(error.what());
+    shared_.reset();
     throw;
   }
 }
 
-std::string CheckpointTensors::write_all(Engine& engine, CheckpointWriter& writer, const Json& run) {
-  std::vector<SafetensorsWriter*> writers;
-  for (const TensorFile& file : files_) writers.push_back(&writer.add_tensor_file(file.name, file.header));
-  put_ = [&](std::size_t file, const StoredTensor& tensor, std::uint64_t first,
-             std::span<const std::byte> bytes) { writers[file]->write(tensor, first, bytes); };
-  const UnitSink files = sink();
-  for (const UnitId unit : units_) engine.save(unit, files);
-  return writer.commit(run);
-}
-
-std::string CheckpointTensors::write_together(Engine& engine, offload::IoService& io,
-                                              allocator::Ledger& ledger, const std::string& folder,
-                                              std::size_t buffer_bytes, const Json& run,
-                                              CheckpointWriter* writer, SharedFiles& shared,
-                                              comm::Communicator& communicator,
-                                              const SectionOfFiles* section) {
+std::string CheckpointTensors::write_files(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
+                                           const std::string& folder, std::size_t buffer_bytes,
+                                           const Json& run, CheckpointWriter* writer,
+                                           comm::Communicator* communicator, const SectionOfFiles* section) {
+  const auto wait_for_all = [communicator](const char* what) {
+    if (communicator != nullptr) exchange(*communicator, what, {});
+  };
+  shared_.emplace(
+      [&engine, section](UnitId unit) {
+        return section == nullptr ? engine.partition(unit) : section->partitions[unit];
+      },
+      layout_, files_, units_, communicator);
   for (const TensorFile& file : files_) {
     if (writer == nullptr) break;
-    communicator.report_work();  // reserving the space of a file may take long
-    writer->add_shared_file(file.name, file.header.file_bytes());
+    if (communicator != nullptr) communicator->report_work();  // reserving the space of a file may take long
+    writer->add_tensor_file(file.name, file.header.file_bytes());
   }
-  exchange(communicator, "the files of the checkpoint", {});  // exist
-  shared.open(io, ledger, folder, buffer_bytes);
+  wait_for_all("the files of the checkpoint");  // exist
+  shared_->open(io, ledger, folder, buffer_bytes);
   // Before that, a rank 0 that fails, and so removes them, would make another rank report missing files.
-  exchange(communicator, "the open files of the checkpoint", {});
-  put_ = [&](std::size_t file, const StoredTensor& tensor, std::uint64_t first,
-             std::span<const std::byte> bytes) { shared.put(file, tensor, first, bytes); };
+  wait_for_all("the open files of the checkpoint");
   const UnitSink files = section == nullptr ? sink() : of_section(sink(), section->section);
   for (const UnitId unit : units_) {
     const std::optional<UnitId> own = section == nullptr ? unit : section->section.own(unit);
-    if (own) engine.save_own(*own, files, shared.wanted(unit));
+    if (communicator == nullptr)
+      engine.save(unit, files);
+    else if (own)
+      engine.save_own(*own, files, shared_->wanted(unit));
   }
-  std::vector<FileSum> sums = shared.finish();
+  std::vector<FileSum> sums = shared_->finish();
   if (writer == nullptr) return "";
   for (std::size_t i = 0; i < files_.size(); ++i)
-    writer->finish_shared_file(files_[i].name, std::move(sums[i]));
+    writer->finish_tensor_file(files_[i].name, std::move(sums[i]));
   return writer->commit(run);
 }
 
-// This rank's part in write_all() of rank 0.
+// This rank's part in what rank 0 writes of all ranks.
 void CheckpointTensors::send(Engine& engine) {
   for (const UnitId unit : units_)
     if (!engine.partition(unit).shards.empty()) engine.save(unit, {});
@@ -396,7 +388,7 @@ void CheckpointTensors::write(std::size_t file, ParameterId parameter, std::size
   const StoredTensor* const tensor = files_[file].header.find(name);
   ensure(tensor != nullptr, "'{}' was saved to '{}', which has no such tensor", name, files_[file].name);
   const std::size_t size = size_of(values.type);
-  put_(file, *tensor, first * size, {static_cast<const std::byte*>(values.data), count * size});
+  shared_->put(file, *tensor, first * size, {static_cast<const std::byte*>(values.data), count * size});
 }
 
 UnitSink CheckpointTensors::sink() {

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,10 +55,14 @@ class CheckpointTensors {
   std::vector<std::uint64_t> file_bytes() const;
   // The bytes of the buffers through which one of so many ranks writes or reads all files.
   std::uint64_t buffer_bytes(int ranks = 1) const;
+  struct Options {
+    std::string out;
+    std::uint64_t step = 0;
+    std::size_t buffer_bytes = kStreamBuffer;  // of all files together
+  };
   // Saves the engine's values and state as a checkpoint, with the caller's own files, and returns its folder.
-  // All files share options.buffer_bytes; options.bytes is computed here. Throws the errors of
-  // CheckpointWriter and Engine::save(), and then leaves nothing. REQUIRES: the engine has this layout; or,
-  // with a section, that of its units, and the ranks are the sections in their order.
+  // Throws the errors of CheckpointWriter and Engine::save(), and then leaves nothing. REQUIRES: the engine
+  // has this layout; or, with a section, that of its units, and the ranks are the sections in their order.
   //
   // With a communicator it is collective. If every rank finds rank 0's options.out under its own path, each
   // writes a part of the files; otherwise the others send theirs to rank 0. Only rank 0 commits; the others
@@ -65,24 +70,21 @@ class CheckpointTensors {
   // the work of all. Only during the commit can the outcome on the others differ from rank 0's; their error
   // says so. Sections can only write if all ranks see the folder; otherwise Error(kInvalidArgument) is
   // thrown.
-  std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
-                   const CheckpointWriter::Options& options, const Json& run,
-                   std::span<const OwnFile> own = {}, comm::Communicator* communicator = nullptr,
-                   const SectionOfFiles* section = nullptr);
+  std::string save(Engine& engine, offload::IoService& io, allocator::Ledger& ledger, const Options& options,
+                   const Json& run, std::span<const OwnFile> own = {},
+                   comm::Communicator* communicator = nullptr, const SectionOfFiles* section = nullptr);
 
  private:
-  using Put = std::function<void(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
-                                 std::span<const std::byte> bytes)>;
   // save() of this rank, before rank 0 sends the others its folder. Returns "" on the others.
   std::string write_own(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
-                        CheckpointWriter::Options options, const Json& run, std::span<const OwnFile> own,
+                        const Options& options, const Json& run, std::span<const OwnFile> own,
                         comm::Communicator* communicator, const SectionOfFiles* section);
-  std::string write_all(Engine& engine, CheckpointWriter& writer, const Json& run);
-  // writer: null on ranks other than 0.
-  std::string write_together(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
-                             const std::string& folder, std::size_t buffer_bytes, const Json& run,
-                             CheckpointWriter* writer, SharedFiles& shared, comm::Communicator& communicator,
-                             const SectionOfFiles* section);
+  // Writes the tensor files in that folder. writer: null on ranks other than 0; communicator: null where this
+  // rank writes all of them.
+  std::string write_files(Engine& engine, offload::IoService& io, allocator::Ledger& ledger,
+                          const std::string& folder, std::size_t buffer_bytes, const Json& run,
+                          CheckpointWriter* writer, comm::Communicator* communicator,
+                          const SectionOfFiles* section);
   void send(Engine& engine);
   UnitSink sink();
   // Writes elements of a parameter, from `first` on, into the file with that index.
@@ -94,9 +96,9 @@ class CheckpointTensors {
   std::vector<UnitId> units_;
   // Parameters, masters where there are any, then state, each array followed by its scales.
   std::vector<TensorFile> files_;
-  std::vector<std::size_t> state_;   // by array: the index of the file of its values
-  std::vector<std::size_t> wholes_;  // by whole array: the index of its file
-  Put put_;                          // the destination of the sink's bytes
+  std::vector<std::size_t> state_;     // by array: the index of the file of its values
+  std::vector<std::size_t> wholes_;    // by whole array: the index of its file
+  std::optional<SharedFiles> shared_;  // while a checkpoint is written: the destination of the sink's bytes
 };
 
 }  // namespace sluice::engine

@@ -16,15 +16,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-PartWriter::Mail mail_of(comm::Communicator& communicator, const std::string& file) {
+PartWriter::Mail mail_of(comm::Communicator* communicator, const std::string& file) {
   const std::string name = "a part of '" + file + "'";
   const std::uint64_t id = call_id(name);
   PartWriter::Mail mail;
-  mail.send = [&communicator, name, id](int to, std::span<const std::byte> bytes, Done done) {
-    communicator.send(to, id, name, bytes, std::move(done));
+  mail.send = [communicator, name, id](int to, std::span<const std::byte> bytes, Done done) {
+    communicator->send(to, id, name, bytes, std::move(done));
   };
-  mail.receive = [&communicator, name, id](int from, std::span<std::byte> bytes, Done done) {
-    communicator.receive(from, id, name, bytes, std::move(done));
+  mail.receive = [communicator, name, id](int from, std::span<std::byte> bytes, Done done) {
+    communicator->receive(from, id, name, bytes, std::move(done));
   };
   return mail;
 }
@@ -82,7 +82,7 @@ SharedFolder find_shared_folder(comm::Communicator& communicator, const std::str
 }
 
 SharedFiles::SharedFiles(PartitionOf partition, const Layout& layout, const std::vector<TensorFile>& files,
-                         const std::vector<UnitId>& order, comm::Communicator& communicator)
+                         const std::vector<UnitId>& order, comm::Communicator* communicator)
     : partition_(std::move(partition)),
       layout_(layout),
       files_(files),
@@ -103,9 +103,10 @@ void SharedFiles::open(offload::IoService& io, allocator::Ledger& ledger, const 
     if (parts.back().any_split()) left -= std::min(left, PartWriter::kSplitBytes);
   }
   const std::size_t each = std::max<std::size_t>(kHugePage, left / files_.size() / kHugePage * kHugePage);
+  const int rank = communicator_ == nullptr ? 0 : communicator_->rank();
   for (std::size_t i = 0; i < files_.size(); ++i)
     writers_.push_back(std::make_unique<PartWriter>(io, ledger, (fs::path(folder) / files_[i].name).string(),
-                                                    std::move(parts[i]), communicator_.rank(),
+                                                    std::move(parts[i]), rank,
                                                     mail_of(communicator_, files_[i].name), each));
   for (std::size_t i = 0; i < files_.size(); ++i) {
     const std::string header = files_[i].header.bytes();
@@ -140,6 +141,7 @@ void SharedFiles::add_wholes(const TensorFile& file, UnitId unit, std::vector<Fi
 }
 
 FileParts SharedFiles::parts_of(const TensorFile& file) const {
+  if (communicator_ == nullptr) return {{{0, file.header.file_bytes()}}, 1};
   std::vector<FilePart> parts = {{0, file.header.payload_offset()}};
   const auto add = [&](UnitId unit, ElementRange range, int rank) {
     const Bytes bytes = bytes_of(file, unit, range);
@@ -157,7 +159,7 @@ FileParts SharedFiles::parts_of(const TensorFile& file) const {
       for (std::size_t i = 0; i < partition.shards.size(); ++i)
         add(unit, partition.shards[i], partition.rank(i));
   }
-  return {parts, communicator_.size()};
+  return {parts, communicator_->size()};
 }
 
 bool SharedFiles::concerns(std::size_t file, UnitId unit, ElementRange range) const {
@@ -185,14 +187,16 @@ std::vector<FileSum> SharedFiles::finish() {
   std::vector<std::vector<BlockSum>> own;
   for (const auto& writer : writers_) own.push_back(writer->finish());
   for (const auto& writer : writers_) {
-    communicator_.report_work();  // other ranks may have finished
+    if (communicator_ == nullptr) break;  // the commit makes the files durable
+    communicator_->report_work();         // other ranks may have finished
     writer->sync();
   }
   std::vector<FileSum> sums;
   for (std::size_t i = 0; i < files_.size(); ++i) {
     std::vector<std::optional<std::uint64_t>> blocks(divide_up(files_[i].header.file_bytes(), kStreamBlock));
-    const std::vector<std::string> all =
-        exchange(communicator_, "the blocks of '" + files_[i].name + "'", to_bytes(own[i]));
+    std::vector<std::string> all = {to_bytes(own[i])};
+    if (communicator_ != nullptr)
+      all = exchange(*communicator_, "the blocks of '" + files_[i].name + "'", all[0]);
     for (std::size_t rank = 0; rank < all.size(); ++rank)
       take_sums(all[rank], files_[i].name, static_cast<int>(rank), blocks);
     sums.push_back(merged(blocks, files_[i]));

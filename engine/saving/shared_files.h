@@ -34,17 +34,18 @@ struct SharedFolder {
 SharedFolder find_shared_folder(comm::Communicator& communicator, const std::string& out,
                                 const std::string& partial);
 
-// The tensor files of a checkpoint that all ranks write at once, each its own blocks. Every rank makes this
-// object with the same files, and hands over its parts, unit after unit in the same order. Thread rule: put()
-// from one thread at a time for each file; otherwise one thread. After an error the communicator is told, and
-// only destruction is allowed.
+// The tensor files of a checkpoint, which all ranks write at once, each its own blocks, or one rank alone.
+// Every rank makes this object with the same files, and hands over its parts, unit after unit in the same
+// order. Thread rule: put() from one thread at a time for each file; otherwise one thread. After an error the
+// communicator is told, and only destruction is allowed.
 class SharedFiles {
  public:
   // How a unit is partitioned.
   using PartitionOf = std::function<Partition(UnitId)>;
   // All arguments outlive this. layout: the model's. `order` is the order of the units in the files.
+  // communicator: null where this rank alone writes, and hands over all bytes.
   SharedFiles(PartitionOf partition, const Layout& layout, const std::vector<TensorFile>& files,
-              const std::vector<UnitId>& order, comm::Communicator& communicator);
+              const std::vector<UnitId>& order, comm::Communicator* communicator);
 
   // The least bytes of buffers that a rank needs for so many files.
   static std::uint64_t buffer_bytes(std::size_t files);
@@ -57,8 +58,8 @@ class SharedFiles {
   // Takes bytes of a tensor of the file with that index.
   void put(std::size_t file, const StoredTensor& tensor, std::uint64_t first_byte,
            std::span<const std::byte> bytes);
-  // Collective. Makes this rank's blocks durable, and waits until all ranks have. Returns the sums of the
-  // files. Throws Error(kCorrupt) where the ranks have not written each block once.
+  // Collective. Where several ranks write, makes this rank's blocks durable, and waits until all ranks have.
+  // Returns the sums of the files. Throws Error(kCorrupt) where the ranks have not written each block once.
   std::vector<FileSum> finish();
 
  private:
@@ -75,7 +76,7 @@ class SharedFiles {
   const Layout& layout_;
   const std::vector<TensorFile>& files_;
   const std::vector<UnitId>& order_;
-  comm::Communicator& communicator_;
+  comm::Communicator* communicator_;
   std::vector<std::unique_ptr<PartWriter>> writers_;  // by file
 };
 

@@ -5,7 +5,7 @@
 #include "allocator/memory.h"
 #include "core/descriptor.h"
 #include "core/error.h"
-#include "engine/checkpoint/stream.h"
+#include "engine/checkpoint/part_writer.h"
 #include "offload/file.h"
 #include "testing.h"
 #include "tests/temporary_folder.h"
@@ -117,6 +117,20 @@ class HeldFiles : public offload::IoService {
     std::vector<std::thread> threads_;
   };
 };
+
+// Writes a file, which exists with its length, by a PartWriter without other ranks, some bytes at a time.
+// Returns its sum.
+inline FileSum write_alone(offload::IoService& io, allocator::Ledger& ledger, const std::string& path,
+                           const std::string& bytes, std::size_t buffer_bytes = kStreamBuffer) {
+  constexpr std::size_t kPiece = 77'777;
+  PartWriter writer(io, ledger, path, FileParts({{0, bytes.size()}}, 1), 0, {}, buffer_bytes);
+  const auto all = std::as_bytes(std::span(bytes));
+  for (std::size_t at = 0; at < all.size(); at += kPiece)
+    writer.write(at, all.subspan(at, std::min(kPiece, all.size() - at)));
+  FileSum sum{bytes.size(), {}};
+  for (const BlockSum& block : writer.finish()) sum.blocks.push_back(block.sum);
+  return sum;
+}
 
 // What all tests of files need.
 class FilesTest : public ::testing::Test {

@@ -2,6 +2,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <map>
+
 #include "core/descriptor.h"
 #include "core/error.h"
 #include "core/random.h"
@@ -54,8 +56,10 @@ class FailingDisk final : public offload::IoService {
   std::unique_ptr<offload::File> open(const std::string& path, offload::OpenMode mode) override {
     if (mode == offload::OpenMode::kUnnamed) return offload::make_memory_file("swap");
     const bool is_new = mode == offload::OpenMode::kCreate;
+    if (mode == offload::OpenMode::kReadWrite)
+      return std::make_unique<FileOfDisk>(*this, path, made_.at(path));
     auto sector = std::make_shared<Sector>(path, is_new ? O_RDWR | O_CREAT | O_EXCL : O_RDONLY);
-    if (is_new) sectors_.push_back(sector);
+    if (is_new) sectors_.push_back(made_[path] = sector);
     return std::make_unique<FileOfDisk>(*this, path, std::move(sector));
   }
   std::string name() const override { return "failing"; }
@@ -115,7 +119,8 @@ class FailingDisk final : public offload::IoService {
 
   std::uint64_t cut_at_, seed_, operations_ = 0;
   bool dark_ = false;
-  std::vector<std::shared_ptr<Sector>> sectors_;  // of closed files, too, which may not be synced
+  std::vector<std::shared_ptr<Sector>> sectors_;         // of closed files, too, which may not be synced
+  std::map<std::string, std::shared_ptr<Sector>> made_;  // those by the path that they were made with last
 };
 
 class PowerCutTest : public ::testing::Test {
