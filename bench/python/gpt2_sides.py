@@ -142,7 +142,7 @@ class Wrapped(Plain):
             memory=a["memory"],
             disk=a["disk"],
             stage=a["stage"],
-            accumulate=0 if a["late"] else a["ranks"] * a["accumulate"],
+            accumulate=a["ranks"] * a["accumulate"],
             sample_batch={"input_ids": ids, "labels": ids, "use_cache": False},
         )
 

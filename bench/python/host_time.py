@@ -5,13 +5,10 @@
 
 A Llama of transformers with 16 layers of tiny sizes is wrapped on the tests' fake driver, where the CPU computes in no time. So nearly all of a
 step is host time: of PyTorch, the wrapper and the engine. The figure is the CPU time of the computing thread, also in backward. The script
-prints the seconds of a step of each side, their difference, and per step the calls of the engine and of Python functions. --parts splits the
-time by parts of the step, --profile by functions."""
+prints the seconds of a step of each side, their difference, and per step the calls of the engine and of Python functions."""
 import collections
 import ctypes
-import cProfile
 import os
-import pstats
 import statistics
 import sys
 import time
@@ -24,7 +21,7 @@ sys.path.insert(0, str(ROOT / "bindings" / "python"))
 import sluice  # noqa: E402
 import sluice.torch  # noqa: E402
 
-WARM, PARTS = 5, ("forward", "backward", "clip", "step", "zero_grad")
+WARM = 5
 
 
 def made(layers):
@@ -35,27 +32,17 @@ def made(layers):
 
 
 def steps(model, optimizer, count):
-    """Returns the seconds of each part of each step."""
+    """Returns the seconds of each step."""
     ids = torch.zeros(1, 8, dtype=torch.long)
     found = []
     for _ in range(count):
-        clock = [time.thread_time()]
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        clock.append(time.thread_time())
-        loss.backward()
-        clock.append(time.thread_time())
+        begin = time.thread_time()
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)  # as on a GPU
-        clock.append(time.thread_time())
         optimizer.step()
-        clock.append(time.thread_time())
         optimizer.zero_grad()
-        clock.append(time.thread_time())
-        found.append([after - before for before, after in zip(clock, clock[1:])])
+        found.append(time.thread_time() - begin)
     return found
-
-
-def medians(found):
-    return [statistics.median(part) for part in zip(*found[WARM:])]
 
 
 class Counter:
@@ -95,14 +82,11 @@ def functions_called(run):
 
 
 def main():
-    parser = parser_of(__doc__, as_json=False, layers=16, steps=25)
-    parser.add_argument("--parts", action="store_true")
-    parser.add_argument("--profile", action="store_true")
-    a = parser.parse_args()
+    a = parser_of(__doc__, as_json=False, layers=16, steps=25).parse_args()
     torch.set_num_threads(1)
     ctypes.CDLL(os.environ["SLUICE_CUDA_DRIVER"]).sluice_fake_cuda_share_memory(ctypes.c_uint64(1 << 30), 0, ctypes.c_uint64(0), 1, 1)
     plain = made(a.layers)
-    of_plain = medians(steps(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3, foreach=True), a.steps))
+    of_plain = statistics.median(steps(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3, foreach=True), a.steps)[WARM:])
     counter = Counter()
     facts = sluice.DeviceFacts(2e10, 2e10, 3e10, 2e10, 2e10, 0)
     model, optimizer = sluice.torch.wrap(made(a.layers), sluice.AdamW(lr=1e-3), memory="8GiB", device="cuda", device_memory="800MiB",
@@ -110,22 +94,15 @@ def main():
                                          units={f"layer {n}": [f"model.layers.{n}"] for n in range(a.layers)})
     steps(model, optimizer, WARM)
     counter.seconds = 0.0
-    found = medians(steps(model, optimizer, a.steps))
+    found = statistics.median(steps(model, optimizer, a.steps)[WARM:])
     inside = counter.seconds / a.steps
-    print(f"{1e3 * sum(found):.2f} ms a step, {1e3 * sum(of_plain):.2f} of plain PyTorch, {1e3 * inside:.2f} in the engine and the fake driver: "
-          f"{1e3 * (sum(found) - sum(of_plain) - inside):.2f} in the wrapper, for {len(sluice.torch.engine_of(model).units)} units")
-    if a.parts:
-        for name, ours, plainly in zip(PARTS, found, of_plain):
-            print(f"  {name}: {1e3 * ours:.2f} ms, {1e3 * plainly:.2f} of plain PyTorch")
+    print(f"{1e3 * found:.2f} ms a step, {1e3 * of_plain:.2f} of plain PyTorch, {1e3 * inside:.2f} in the engine and the fake driver: "
+          f"{1e3 * (found - of_plain - inside):.2f} in the wrapper, for {len(sluice.torch.engine_of(model).units)} units")
     counter.calls.clear()
     steps(model, optimizer, 1)
     print(f"calls of the engine: {sum(counter.calls.values())}: " + ", ".join(f"{n} {name[14:]}" for name, n in counter.calls.most_common()))
     called, alone = functions_called(lambda: steps(model, optimizer, 1)), functions_called(lambda: steps(plain, torch.optim.SGD(plain.parameters()), 1))
     print(f"calls of functions in sluice: {called['sluice']}; of others {called['others']}, of plain PyTorch {alone['others']}")
-    if a.profile:
-        profile = cProfile.Profile()
-        profile.runcall(steps, model, optimizer, 5)
-        pstats.Stats(profile).sort_stats("ncalls").print_stats("/sluice/", 60)
     os._exit(0)
 
 

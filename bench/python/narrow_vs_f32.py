@@ -13,7 +13,7 @@ import pathlib
 import statistics
 import sys
 
-from side_by_side import options_of, parser_of, rows_of, sluice, tell, temporary_folder
+from side_by_side import options_of, parser_of, rows_of, sluice, sluice_steps, tell, temporary_folder, write_tokens
 
 SIDES = {"f32": ["--dtype", "f32", "--state", "f32"], "bf16 + 8-bit": ["--dtype", "bf16", "--master", "none", "--state", "8bit"]}
 
@@ -28,22 +28,14 @@ def arguments():
     return a
 
 
-def byte_tokens(text, path):
-    """Writes a file of tokens of 2 bytes."""
-    path.write_bytes(bytes(byte for value in text.read_bytes() for byte in (value, 0)))
-
-
 def run(a, side, tokens, folder):
     """Returns one side's measurements. Both sides have everything on disk, even if it would fit in memory."""
-    metrics = folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
     # Without clipping by the norm each gradient is used in the backward pass, and never stored.
     options = [*options_of(a, "model", "memory", "batch", "seq", "steps", "lr"), "--data", tokens, "--disk", f"{a.disk}:{a.swap}",
                "--warmup", min(10, a.steps // 2), "--clip", 0, "--place-parameters", "disk", "--place-state", "disk", *SIDES[side]]
     plan = json.loads(sluice("plan", *options, "--json"))
-    sluice("train", *options, "--metrics", metrics, "--progress", "none")
-    rows = rows_of(metrics)
-    seconds = [row["seconds"] for row in rows[1:]]
+    seconds = [row["seconds"] for row in sluice_steps(folder, *options)]
+    rows = rows_of(folder / "metrics.jsonl")
     return {"side": side, "disk": plan["disk"], "read": rows[-1]["disk_read"], "written": rows[-1]["disk_written"],
             "seconds": statistics.median(seconds), "quickest": min(seconds), "predicted_seconds": plan["step"]["seconds"],
             "peak": rows[-1]["peak_memory"], "predicted_peak": plan["predicted_peak"], "losses": [row["loss"] for row in rows]}
@@ -65,8 +57,7 @@ def main():
     a = arguments()
     results = []
     with temporary_folder(a.disk) as folder:
-        tokens = folder / "tokens.bin"
-        byte_tokens(a.text, tokens)
+        tokens = write_tokens(folder / "tokens.bin", a.text.read_bytes())
         for side in SIDES:
             results.append(run(a, side, tokens, folder))
             print(f"{side}: {results[-1]['seconds']:.2f} s a step", file=sys.stderr)

@@ -24,7 +24,6 @@ def arguments():
     parser = parser_of(__doc__, model="gpt2-124m", batch=2, seq=256, accumulate=CORES, dtype="f32", ranks=CORES, rounds=3, steps=4, memory="6GiB")
     parser.add_argument("--stages", type=int, nargs="*", default=[0, 1, 2, 3])
     parser.add_argument("--bytes", action="store_true", help="bytes are the model's vocabulary")
-    parser.add_argument("--build", type=pathlib.Path, nargs="*", default=[ROOT / "build"], help="builds to set beside each other")
     return parser.parse_args()
 
 
@@ -43,12 +42,12 @@ def wait_for_rows(process, metrics, count):
         sys.exit(f"ranks_vs_alone: sluice train ended with {process.returncode}")
 
 
-def side(a, build, data, folder, more):
+def side(a, data, folder, more):
     """Returns a step's seconds and the processor's in it, user and system, and the peak memory of rank 0."""
     metrics = folder / "metrics.jsonl"
     for earlier in folder.glob("metrics*.jsonl"):
         earlier.unlink()
-    words = [build / "bin/sluice", "train", *options_of(a, "model", "memory", "batch", "seq", "accumulate", "dtype"), *data,
+    words = [ROOT / "build/bin/sluice", "train", *options_of(a, "model", "memory", "batch", "seq", "accumulate", "dtype"), *data,
              "--steps", a.steps + 2, "--eval-every", 0, "--progress", "none", "--metrics", metrics, *more]
     with subprocess.Popen([str(word) for word in words], stdout=subprocess.DEVNULL) as process:
         wait_for_rows(process, metrics, 1)
@@ -61,17 +60,14 @@ def side(a, build, data, folder, more):
 
 def main():
     a = arguments()
-    sides, alone = {}, min(a.ranks, CORES)
+    alone = min(a.ranks, CORES)
     with temporary_folder() as folder:
         count = 64 * a.accumulate * a.batch * a.seq
         data = ["--data", make_text(folder / "text.txt", count) if a.bytes else make_tokens(folder / "tokens.bin", count)]
         data += ["--tokens", "bytes"] if a.bytes else []
-        for build in a.build:
-            name = "" if len(a.build) == 1 else f"{build}: "
-            runs = {f"1 rank of {alone} threads": ["--threads", alone]}
-            runs |= {f"{a.ranks} ranks, stage {stage}": ["--threads", 1, "--ranks", a.ranks, "--stage", stage] for stage in a.stages}
-            sides |= {name + run: lambda build=build, more=more: side(a, build, data, folder, more) for run, more in runs.items()}
-        found = ran_by_turns(sides, a.rounds)
+        runs = {f"1 rank of {alone} threads": ["--threads", alone]}
+        runs |= {f"{a.ranks} ranks, stage {stage}": ["--threads", 1, "--ranks", a.ranks, "--stage", stage] for stage in a.stages}
+        found = ran_by_turns({run: lambda more=more: side(a, data, folder, more) for run, more in runs.items()}, a.rounds)
     result = {name: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]} for name, rounds in found.items()}
     tell(a, result, show)
 

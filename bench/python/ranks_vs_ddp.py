@@ -28,7 +28,6 @@ def arguments():
     parser = parser_of(__doc__, shapes=True, model="gpt2-124m", batch=2, seq=256, ranks=CORES, threads=1, rounds=4, steps=4,
                        accumulate=1, memory="6GiB")
     parser.add_argument("--rate", help="bandwidth of each host's wire, such as 1gbit; by default all ranks are on this machine")
-    parser.add_argument("--late", action="store_true", help="sluice.torch is not told of micro-batches, and sums gradients after backward")
     parser.add_argument("--stage", type=int, help="what Sluice partitions; by default it chooses")
     return turns_of(parser.parse_args(), parser)
 
@@ -45,7 +44,7 @@ class Ranks:
         self.ranks = [
             Side(a, kind, folder, name=f"{kind}-{rank}",
                  variables=common | {"RANK": str(rank), "LOCAL_RANK": str(rank if on is None else 0)},
-                 host=() if on is None else (on, ADDRESS.format(rank + 1)), rank=rank, ranks=a.ranks, memory=a.memory, stage=a.stage, late=a.late)
+                 host=() if on is None else (on, ADDRESS.format(rank + 1)), rank=rank, ranks=a.ranks, memory=a.memory, stage=a.stage)
             for rank in range(a.ranks)
         ]
 

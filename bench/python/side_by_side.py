@@ -67,10 +67,15 @@ def free_port():
         return str(free.getsockname()[1])
 
 
-def make_tokens(path, count):
-    """Writes a file of tokens (2 bytes each) of pseudo-random bytes, which every vocabulary has, and returns its path."""
-    path.write_bytes(bytes(byte for value in random.Random(1).randbytes(count) for byte in (value, 0)))
+def write_tokens(path, text):
+    """Writes a file of tokens (2 bytes each), which are the text's bytes, as every vocabulary has them, and returns its path."""
+    path.write_bytes(bytes(byte for value in text for byte in (value, 0)))
     return path
+
+
+def make_tokens(path, count):
+    """Writes a file of pseudo-random tokens, and returns its path."""
+    return write_tokens(path, random.Random(1).randbytes(count))
 
 
 def make_text(path, count):

@@ -31,9 +31,6 @@ MODELS = {
                                        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
     "t5-base": ("T5ForConditionalGeneration", {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12,
                                                "dropout_rate": 0.0, "decoder_start_token_id": 0}),
-    "gpt2-124m-eager": ("GPT2LMHeadModel", {"attn_implementation": "eager", "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}),
-    "mixtral": ("MixtralForCausalLM", {"vocab_size": 8000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6,
-                                       "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8}),
     "llama-0.5b": ("LlamaForCausalLM", LLAMA | {"vocab_size": 32000}),
     "llama-128k": ("LlamaForCausalLM", LLAMA | {"vocab_size": 128256}),
     # Its embedding and its head span several units each.
@@ -47,8 +44,6 @@ def arguments():
     parser.add_argument("--cases", help=f"models with their budgets, by default {CASES}, and with --compare {COMPARED}")
     parser.add_argument("--loss", choices=("inside", "outside"), default="inside", help="whether the loss is computed inside of the model's forward")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    parser.add_argument("--autocast", action="store_true", help="compute in bf16 by autocast")
-    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing, as the models of transformers have it")
     parser.add_argument("--compare", action="store_true", help="also train with everything in memory")
     parser.add_argument("--one", choices=("memory", "budget"), help=argparse.SUPPRESS)  # the one case, in this process
     a = parser.parse_args()
@@ -80,10 +75,9 @@ def made(name, batch, seq):
 def loss_of(model, given, labels, a):
     import torch
 
-    with torch.autocast("cpu", torch.bfloat16, enabled=a.autocast):
-        if a.loss == "inside":
-            return model(**given, labels=labels).loss
-        logits = model(**given).logits.float()
+    if a.loss == "inside":
+        return model(**given, labels=labels).loss
+    logits = model(**given).logits
     if logits.dim() == 3:
         logits, labels = logits[:, :-1].contiguous(), labels[:, 1:].contiguous()
     return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
@@ -106,8 +100,6 @@ def train(a):
     name, memory = a.cases.split(":")
     torch.manual_seed(11)
     model, given, labels = made(name, a.batch, a.seq)
-    if a.checkpointing:
-        model.gradient_checkpointing_enable()
     where = {"memory": "20GiB", "place": "memory"} if a.one == "memory" else {"memory": memory, "disk": a.disk}
     if a.compare:
         where["sample_batch"] = given | {"labels": labels}
@@ -137,7 +129,7 @@ def train(a):
 def in_own_process(a, case, place):
     command = [sys.executable, __file__, "--one", place, "--disk", a.disk, "--cases", case, "--batch", str(a.batch), "--seq", str(a.seq),
                "--steps", str(a.steps), "--loss", a.loss, "--optimizer", a.optimizer,
-               *(f"--{name}" for name in ("autocast", "checkpointing", "compare") if getattr(a, name))]
+               *["--compare"] * a.compare]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if finished.returncode != 0:
         raise SystemExit(f"{case} failed")
