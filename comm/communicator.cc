@@ -341,11 +341,6 @@ void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::sp
   all_reduce(id, name, element_of(arrays[0].type), checked_arrays(arrays, order, name), count, order,
              std::move(done), std::move(given));
 }
-void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values,
-                              Done done) {
-  all_reduce(id, name, Element::kI64, {bytes_of(values)}, values.size(), order_of_ranks(size()),
-             std::move(done));
-}
 void Communicator::all_reduce(std::uint64_t id, const std::string& name, std::span<double> values,
                               Done done) {
   all_reduce(id, name, Element::kF64, {bytes_of(values)}, values.size(), order_of_ranks(size()),

@@ -39,7 +39,7 @@ using Borders = std::span<const std::size_t>;
 // throws Error(kInvalidArgument) before anything is sent. Thread rule: any thread.
 //
 // Sums of f32, bf16 and f16 are computed in f32 and rounded once: pairwise over the ranks (order_of_ranks()),
-// or in the given SumOrder. Sums of integers are exact. Sums of f64 are ((rank 0 + rank 1) + rank 2) + ... So
+// or in the given SumOrder. Sums of f64 are ((rank 0 + rank 1) + rank 2) + ... So
 // all ranks get the same bits over any links.
 //
 // Traffic between hosts: the ranks of a host, where they have consecutive numbers, add their f32
@@ -88,7 +88,6 @@ class Communicator {
   void all_reduce(std::uint64_t id, const std::string& name, Array values, std::size_t count, Done done);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<const Array> arrays, std::size_t count,
                   const SumOrder& order, Done done, std::shared_ptr<const Given> given = nullptr);
-  void all_reduce(std::uint64_t id, const std::string& name, std::span<std::int64_t> values, Done done);
   void all_reduce(std::uint64_t id, const std::string& name, std::span<double> values, Done done);  // in f64
   // Collective. Replaces `bytes` by those of rank `root`.
   void broadcast(std::uint64_t id, const std::string& name, std::span<std::byte> bytes, int root, Done done);

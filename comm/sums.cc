@@ -12,33 +12,27 @@ namespace sluice::comm {
 namespace {
 
 // Arrays of other ranks may be unaligned.
-template <class Value>
-Value load(const std::byte* from, std::size_t i) {
-  Value value;
-  std::memcpy(&value, from + i * sizeof(Value), sizeof(Value));
-  return value;
-}
-
-// Sum is a type whose addition is defined for all values.
-template <class Value, class Sum>
-void add_plainly(std::span<const std::byte* const> arrays, std::size_t n, std::byte* into) {
+void add_doubles(std::span<const std::byte* const> arrays, std::size_t n, std::byte* into) {
+  const auto load = [](const std::byte* from, std::size_t i) {
+    double value = 0;
+    std::memcpy(&value, from + i * sizeof value, sizeof value);
+    return value;
+  };
   for (std::size_t i = 0; i < n; ++i) {
-    Sum sum = static_cast<Sum>(load<Value>(arrays[0], i));
-    for (const std::byte* array : arrays.subspan(1)) sum += static_cast<Sum>(load<Value>(array, i));
-    const auto value = static_cast<Value>(sum);
-    std::memcpy(into + i * sizeof(Value), &value, sizeof(Value));
+    double sum = load(arrays[0], i);
+    for (const std::byte* array : arrays.subspan(1)) sum += load(array, i);
+    std::memcpy(into + i * sizeof sum, &sum, sizeof sum);
   }
 }
 
 }  // namespace
 
 std::size_t size_of(Element element) {
-  if (element == Element::kI64 || element == Element::kF64) return 8;
+  if (element == Element::kF64) return sizeof(double);
   return size_of(static_cast<Dtype>(element));
 }
 
 std::string_view name_of(Element element) {
-  if (element == Element::kI64) return "i64";
   if (element == Element::kF64) return "f64";
   if (static_cast<int>(element) > static_cast<int>(Dtype::kU8)) return "an unknown type";
   return name_of(static_cast<Dtype>(element));
@@ -87,8 +81,7 @@ std::vector<SumNode> nodes_within(const SumOrder& order, std::size_t first, std:
 
 void Adder::add(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges, std::size_t n,
                 Element element, std::byte* into) {
-  if (element == Element::kI64) return add_plainly<std::int64_t, std::uint64_t>(arrays, n, into);
-  if (element == Element::kF64) return add_plainly<double, double>(arrays, n, into);
+  if (element == Element::kF64) return add_doubles(arrays, n, into);
   const auto type = static_cast<Dtype>(element);
   typed_.clear();
   for (const std::byte* array : arrays) typed_.push_back({array, type});

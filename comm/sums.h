@@ -10,11 +10,11 @@
 
 namespace sluice::comm {
 
-// The element types that ranks add and gather: all of Dtype, and two of 8 bytes.
-enum class Element : std::uint8_t { kI64 = 64, kF64 = 65 };
+// The element types that ranks add and gather: all of Dtype, and f64.
+enum class Element : std::uint8_t { kF64 = 65 };
 constexpr Element element_of(Dtype type) { return static_cast<Element>(type); }
 std::size_t size_of(Element element);
-std::string_view name_of(Element element);  // "f32", "i64"
+std::string_view name_of(Element element);  // "f32", "f64"
 
 // The fixed order in which a sum over ranks is added ("written order", docs/architecture.md section 9), as a
 // postfix program: the arrays are pushed onto a stack, rank after rank; after each one the two topmost
@@ -48,9 +48,9 @@ std::vector<SumNode> nodes_within(const SumOrder& order, std::size_t first, std:
 class Adder {
  public:
   // Adds arrays of n elements each; merges[i] is the number of additions after array i. f32, bf16 and f16 are
-  // added in f32 and rounded once; f64 is added in f64; i64 is exact and wraps around. `into` may be one of
-  // the arrays. Elements of 8 bytes are added one array after another, without `merges`. For the other types
-  // an array may be null, which counts as -0, but not all of them.
+  // added in f32 and rounded once; f64 is added in f64, one array after another, without `merges`. `into` may
+  // be one of the arrays. For the other types than f64 an array may be null, which counts as -0, but not all
+  // of them.
   void add(std::span<const std::byte* const> arrays, std::span<const std::size_t> merges, std::size_t n,
            Element element, std::byte* into);
   // The same for f32, bf16 and f16, where each array may have a type of its own.
