@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -100,7 +99,6 @@ struct Communicator::State {
   Slots slots;
   Adder adder;
 
-  std::atomic<std::uint64_t> exchanged_sent{0}, exchanged_received{0}, exchanged_from_hosts{0};
   std::unique_ptr<Transport> transport;
   std::thread thread;
 };
@@ -384,12 +382,6 @@ std::vector<std::string> Communicator::exchange(std::uint64_t id, const std::str
                  kMostExchanged);
   const auto ranks = static_cast<std::size_t>(size());
   const auto gather = [&](std::byte* bytes, std::vector<std::size_t> borders) {
-    const auto own_part = static_cast<std::size_t>(rank());
-    const std::size_t own_bytes = borders[own_part + 1] - borders[own_part], all_bytes = borders.back();
-    std::size_t of_hosts = 0;
-    for (int r = 0; r < size(); ++r)
-      if (!hosts().on_one(r, rank()))
-        of_hosts += borders[static_cast<std::size_t>(r) + 1] - borders[static_cast<std::size_t>(r)];
     TransferGroup group;
     start({.kind = CallKind::kExchange,
            .id = id,
@@ -399,9 +391,6 @@ std::vector<std::string> Communicator::exchange(std::uint64_t id, const std::str
            .borders = std::move(borders),
            .done = group.add()});
     group.wait(meanwhile);
-    state_->exchanged_sent += own_bytes * (ranks - 1);
-    state_->exchanged_received += all_bytes - own_bytes;
-    state_->exchanged_from_hosts += of_hosts;
   };
   std::vector<std::uint64_t> lengths(ranks);
   lengths[static_cast<std::size_t>(rank())] = own.size();
@@ -473,15 +462,6 @@ void Communicator::describe(int rank, const std::string& text) {
 }
 std::string Communicator::failure() const { return state_->transport->failure(); }
 std::optional<int> Communicator::failed_rank() const { return state_->transport->failed_rank(); }
-Transport::Counters Communicator::counters() const {
-  Transport::Counters counters = state_->transport->counters();
-  const auto move = [](std::uint64_t bytes, std::uint64_t& from, std::uint64_t& to) {
-    from -= bytes, to += bytes;
-  };
-  move(state_->exchanged_sent, counters.sent, counters.sent_besides);
-  move(state_->exchanged_received, counters.received, counters.received_besides);
-  counters.received_from_hosts -= state_->exchanged_from_hosts;
-  return counters;
-}
+Transport::Counters Communicator::counters() const { return state_->transport->counters(); }
 
 }  // namespace sluice::comm

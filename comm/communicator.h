@@ -115,8 +115,6 @@ class Communicator {
   void fail(const std::string& error, ErrorCode code = ErrorCode::kIo);  // as Transport::fail()
   void describe(int rank, const std::string& text);                      // as Transport::describe()
   std::string failure() const;
-  std::optional<int> failed_rank() const;  // its number in the whole run
-  // Messages of an exchange count as `besides` once the exchange has ended.
   Transport::Counters counters() const;
 
  private:

@@ -18,6 +18,8 @@ void count(std::atomic<std::uint64_t>& counter, std::size_t bytes) {
   counter.store(counter.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
 }
 
+bool is_of_exchange(const Call& call) { return call.kind == static_cast<std::uint8_t>(CallKind::kExchange); }
+
 void refuse_second(std::uint64_t tag, const Done& done) {
   done(std::make_exception_ptr(
       Error(ErrorCode::kState, fmt::format("a message with the tag {:x} is under way already", tag))));
@@ -116,8 +118,9 @@ void Peer::arrived(Incomings& messages, const Head& head, std::span<const std::b
   if (!body.empty()) std::memcpy(message.into.data() + message.moved, body.data(), body.size());
   message.moved += body.size();
   brought_ = wire_.now;
-  count(wire_.traffic.received, body.size());
-  if (!is_here_) count(wire_.traffic.from_hosts, body.size());
+  const bool is_besides = is_of_exchange(message.call);
+  count(is_besides ? wire_.traffic.received_besides : wire_.traffic.received, body.size());
+  if (!is_here_ && !is_besides) count(wire_.traffic.from_hosts, body.size());
   count(wire_.traffic.received_besides, sizeof(Head));
   if (message.moved < message.into.size()) return;
   const Done done = std::move(message.done);
@@ -173,7 +176,7 @@ bool Peer::push_data() {
                   .tag = next.tag,
                   .bytes = next.moved};
   if (!wire_.links.send(rank_, head.as_bytes(), body)) return false;
-  count(wire_.traffic.sent, body.size());
+  count(is_of_exchange(next.call) ? wire_.traffic.sent_besides : wire_.traffic.sent, body.size());
   count(wire_.traffic.sent_besides, sizeof(Head));
   next.moved += body.size();
   if (next.moved < next.from.size()) return true;
@@ -211,7 +214,7 @@ std::optional<Peer::Apart> Peer::apart() const {
   const auto first_exchange = [](const auto& messages) {
     auto first = messages.end();
     for (auto at = messages.begin(); at != messages.end(); ++at)
-      if (at->second.call.kind == static_cast<std::uint8_t>(CallKind::kExchange) &&
+      if (is_of_exchange(at->second.call) &&
           (first == messages.end() || at->second.since < first->second.since))
         first = at;
     return first;

@@ -79,11 +79,11 @@ class Transport {
   void describe(int rank, const std::string& text);
   // Returns why the transport has failed: which rank failed first, and how. Empty: it has not.
   std::string failure() const;
-  std::optional<int> failed_rank() const;  // the rank that failed first
 
   struct Counters {
-    std::uint64_t sent = 0, received = 0;                  // payload bytes of messages and reads
-    std::uint64_t sent_besides = 0, received_besides = 0;  // all other bytes: headers and control packets
+    std::uint64_t sent = 0, received = 0;  // payload bytes of messages and reads
+    // All other bytes: headers, control packets, and the messages of exchanges.
+    std::uint64_t sent_besides = 0, received_besides = 0;
     std::uint64_t received_from_hosts = 0;  // the part of `received` that came from other hosts
   };
   Counters counters() const;
