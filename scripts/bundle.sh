@@ -35,7 +35,7 @@ if ! $is_built; then
   scripts/setup.sh --python --cuda
   scripts/build.sh
 fi
-programs=(sluice cuda_test pager_bench planner_bench gpu_step_bench gpu_kernels_bench)
+programs=(sluice cuda_test planner_bench gpu_step_bench gpu_kernels_bench)
 libraries=(libsluice.so libsluice_cuda.so libsluice_fake_cuda.so libsluice_kernels.fatbin)
 for file in "${programs[@]/#/bin/}" "${libraries[@]/#/lib/}"; do
   [[ -f $build/$file ]] || { echo "bundle: $build/$file is not built; leave --built out" >&2; exit 1; }
