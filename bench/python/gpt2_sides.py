@@ -58,26 +58,24 @@ class Plain:
         return {}
 
 
+def wrapped(a, make, model, **options):
+    """Returns what a function of sluice.torch, by name, makes of a model: a wrapped one and its optimizer."""
+    import torch
+
+    sys.path.insert(0, str(ROOT / "bindings" / "python"))
+    import sluice.torch
+
+    ids = torch.zeros(a["batch"], a["seq"], dtype=torch.long)
+    return getattr(sluice.torch, make)(model, sluice.AdamW(lr=LR, weight_decay=WEIGHT_DECAY), memory=a["memory"], disk=a["disk"],
+                                       sample_batch={"input_ids": ids, "labels": ids, "use_cache": False}, **options)
+
+
 class Sluice(Plain):
     """A wrapped model, with everything on the tier that a["place"] names."""
 
     def __init__(self, a):
-        import torch
-
-        sys.path.insert(0, str(ROOT / "bindings" / "python"))
-        import sluice.torch
-
-        ids = torch.zeros(a["batch"], a["seq"], dtype=torch.long)
-        self.model, self.optimizer = sluice.torch.from_pretrained(
-            a["weights"],
-            sluice.AdamW(lr=LR, weight_decay=WEIGHT_DECAY),
-            memory=a["memory"],
-            disk=a["disk"],
-            place=a["place"],
-            reserve=a["reserve"],
-            held_units=a["held_units"],
-            sample_batch={"input_ids": ids, "labels": ids, "use_cache": False},
-        )
+        self.model, self.optimizer = wrapped(a, "from_pretrained", a["weights"], place=a["place"], reserve=a["reserve"],
+                                             held_units=a["held_units"])
 
     def told(self):
         import sluice.torch
@@ -125,31 +123,12 @@ class Fsdp(Plain):
         return contextlib.nullcontext()
 
 
-class Wrapped(Plain):
+class Wrapped(Sluice):
     """A rank of sluice.torch, which finds the others by torchrun's variables."""
 
     def __init__(self, a):
-        import torch
-
-        super().__init__(a)
-        sys.path.insert(0, str(ROOT / "bindings" / "python"))
-        import sluice.torch
-
-        ids = torch.zeros(a["batch"], a["seq"], dtype=torch.long)
-        self.model, self.optimizer = sluice.torch.wrap(
-            self.model,
-            sluice.AdamW(lr=LR, weight_decay=WEIGHT_DECAY),
-            memory=a["memory"],
-            disk=a["disk"],
-            stage=a["stage"],
-            accumulate=a["ranks"] * a["accumulate"],
-            sample_batch={"input_ids": ids, "labels": ids, "use_cache": False},
-        )
-
-    def told(self):
-        import sluice.torch
-
-        return {"touches": sluice.torch.engine_of(self.model).counters().touches}
+        Plain.__init__(self, a)
+        self.model, self.optimizer = wrapped(a, "wrap", self.model, stage=a["stage"], accumulate=a["ranks"] * a["accumulate"])
 
 
 class DeepSpeed:
