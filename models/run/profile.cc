@@ -40,9 +40,7 @@ void StepSeries::join(Row& row, const Row& next) {
   row.last = next.last;
   row.count += next.count;
   row.end = next.end;
-  for (double Row::*field : {&Row::loss, &Row::seconds, &Row::read_wait, &Row::write_wait, &Row::optimizer,
-                             &Row::disk_read, &Row::disk_written})
-    row.*field += next.*field;
+  for (std::size_t i = 0; i < kNames.size(); ++i) row.sums[i] += next.sums[i];
   row.resident = std::max(row.resident, next.resident);
   row.peak = std::max(row.peak, next.peak);
   row.skipped += next.skipped;
@@ -57,13 +55,8 @@ void StepSeries::add(const StepReport& r, Clock::time_point begin, Clock::time_p
                    1,
                    begin,
                    end,
-                   r.loss,
-                   r.seconds,
-                   r.read_wait_seconds,
-                   r.write_wait_seconds,
-                   r.optimizer_seconds,
-                   static_cast<double>(r.disk_read),
-                   static_cast<double>(r.disk_written),
+                   {r.loss, r.seconds, r.read_wait_seconds, r.write_wait_seconds, r.optimizer_seconds,
+                    static_cast<double>(r.disk_read), static_cast<double>(r.disk_written)},
                    r.memory,
                    r.peak_memory,
                    r.skipped ? std::uint64_t{1} : 0,
@@ -84,23 +77,16 @@ void StepSeries::add(const StepReport& r, Clock::time_point begin, Clock::time_p
 
 Json StepSeries::rows(Clock::time_point origin) const {
   Json columns;
-  for (const char* name :
-       {"first", "last", "begin", "end", "loss", "seconds", "read_wait", "write_wait", "optimizer",
-        "disk_read", "disk_written", "resident", "peak", "loss_scale", "skipped"})
+  for (const char* name : {"first", "last", "begin", "end", "resident", "peak", "loss_scale", "skipped"})
     columns[name] = Json::array();
+  for (const char* name : kNames) columns[name] = Json::array();
   for (const Row& row : rows_) {
-    const auto mean = [&](double sum) { return sum / static_cast<double>(row.count); };
     columns["first"].push_back(row.first);
     columns["last"].push_back(row.last);
     columns["begin"].push_back(seconds_between(origin, row.begin));
     columns["end"].push_back(seconds_between(origin, row.end));
-    columns["loss"].push_back(mean(row.loss));
-    columns["seconds"].push_back(mean(row.seconds));
-    columns["read_wait"].push_back(mean(row.read_wait));
-    columns["write_wait"].push_back(mean(row.write_wait));
-    columns["optimizer"].push_back(mean(row.optimizer));
-    columns["disk_read"].push_back(mean(row.disk_read));
-    columns["disk_written"].push_back(mean(row.disk_written));
+    for (std::size_t i = 0; i < kNames.size(); ++i)
+      columns[kNames[i]].push_back(row.sums[i] / static_cast<double>(row.count));
     columns["resident"].push_back(row.resident);
     columns["peak"].push_back(row.peak);
     columns["loss_scale"].push_back(row.loss_scale ? Json(*row.loss_scale) : Json());

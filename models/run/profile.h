@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -36,11 +37,12 @@ class StepSeries {
   Json windows(Clock::time_point origin) const;
 
  private:
+  using Values = std::array<double, 7>;  // by kNames
   struct Row {
     std::uint64_t first, last, count;
     Clock::time_point begin, end;
-    double loss, seconds, read_wait, write_wait, optimizer, disk_read, disk_written;  // sums
-    std::uint64_t resident, peak;                                                     // maxima
+    Values sums;
+    std::uint64_t resident, peak;  // maxima
     std::uint64_t skipped;
     std::optional<double> loss_scale;  // of the last step
   };
@@ -49,6 +51,8 @@ class StepSeries {
     Clock::time_point begin, end;
   };
   static void join(Row& row, const Row& next);
+  static constexpr std::array<const char*, std::tuple_size_v<Values>> kNames = {
+      "loss", "seconds", "read_wait", "write_wait", "optimizer", "disk_read", "disk_written"};
 
   std::size_t limit_;
   std::uint64_t steps_a_row_ = 1;
