@@ -128,33 +128,25 @@ engine::MachineRates rates_there(const engine::Machine& machine, const TrainSett
 }  // namespace
 
 PlanResult plan_for_machine(const TrainSettings& settings, const engine::Machine& machine) {
-  check_settings(settings);
-  TrainSettings s = settings;
-  const ModelConfig config = resolve_training_model(s);
-  if (s.length == 0) s.length = default_length(config);
-  settle_grain(s, config);
-  if (s.memory == 0) s.memory = share_of_memory(machine.memory.usable, s);
-  if (s.threads == 0) s.threads = share_of_cores(machine.cores, s);
-  PlanResult plan;
+  Setup setup = begin_setup(settings, &machine);
+  TrainSettings& s = setup.settings;
+  PlanResult& plan = setup.plan;
   plan.machine = machine.source;
   const std::vector<offload::DiskKnowledge> disks = resolve_disks(machine, s);
-  const auto optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
-  const Model model(config, s.dtype, s.batch, s.length, s.plan.recompute.value_or(""));
   const LibraryThere library(machine, s.threads);
   if (s.dtype == Dtype::kBf16 && library.has_bf16() != library.has_bf16_here())
     plan.not_known.push_back(
         "what the matrix library takes there for products of bf16, which counts as here");
   plan.rates = rates_there(machine, s, disks, plan.not_known);
-  choose_recipe(plan, s, model);
-  add_file_sizes(plan, s, model, *optimizer);
   plan.budget = {s.memory, offload::usable_disk(s.disk),
                  engine::process_bytes(machine.memory.process, s.threads) + plan.checkpoint_buffers +
                      plan.trace_bytes + s.communication_bytes};
+  const PlanBasis basis = {setup.config, *setup.optimizer, library, plan, machine.cores};
   if (s.chooses_mesh) {
-    plan.mesh_choice = choose_mesh({config, *optimizer, library, plan, machine.cores}, s);
+    plan.mesh_choice = choose_mesh(basis, s);
     s.mesh = plan.mesh_choice->mesh;
   }
-  return *plan_on_mesh({config, *optimizer, library, plan, machine.cores}, s);
+  return *plan_on_mesh(basis, s);
 }
 
 }  // namespace sluice::models

@@ -90,6 +90,53 @@ std::string values_text(const TrainSettings& s) {
                      is_preset(s.model) ? "" : fmt::format("; no weights in '{}'", s.model));
 }
 
+// Return this rank's share of the memory that one process of the machine may use, and of the machine's cores,
+// for settings that leave them open.
+std::uint64_t share_of_memory(std::uint64_t memory, const TrainSettings& s) {
+  return memory / static_cast<std::uint64_t>(s.ranks_here);
+}
+int share_of_cores(int cores, const TrainSettings& s) {
+  constexpr double kRounding = 1e-9;  // for shares that add up to a whole core
+  return std::max(1, static_cast<int>(cores * s.share_of_cores + kRounding));
+}
+
+// Weights without a record of their training are assumed to know the whole context.
+std::uint64_t learned_length(const TrainSettings& s, const ModelConfig& config, bool first_values) {
+  if (first_values) return s.length;
+  return std::max<std::uint64_t>(s.length, learned_from(s.model).length.value_or(config.context));
+}
+
+void choose_recipe(PlanResult& plan, const TrainSettings& s, const Model& model) {
+  const RecipeBasis basis = {block_parameters(model), begins_with_first_values(s.model)};
+  std::string from;
+  std::optional<Json> record;
+  if (s.resume) {
+    const engine::CheckpointList list = engine::list_checkpoints(s.out);
+    if (!list.whole.empty()) {
+      from = list.whole.back().path;
+      record = read_run_record(from);
+    }
+  }
+  plan.recipe = make_recipe(s, basis, record ? &*record : nullptr, from);
+  plan.recipe_text = to_text(plan.recipe, s, basis) +
+                     fmt::format("begins with       {}\n", from.empty() ? values_text(s) : "'" + from + "'");
+}
+
+// Sets the sizes of checkpoints and of the files that report on the run.
+void add_file_sizes(PlanResult& plan, const TrainSettings& s, const engine::Layout& layout,
+                    const optim::Optimizer& optimizer) {
+  const engine::CheckpointTensors tensors(layout, optimizer);
+  std::vector<std::uint64_t> bytes = tensors.file_bytes();
+  for (const engine::OwnFile& file : copied_files(s.model)) bytes.push_back(file.bytes());
+  plan.checkpoint_bytes = engine::bytes_needed(bytes);
+  // A run that reads and writes no such file needs no buffer.
+  if (!s.out.empty())
+    plan.checkpoint_buffers = tensors.buffer_bytes(s.ranks.size);
+  else
+    plan.checkpoint_buffers = begins_with_first_values(s.model) ? 0 : engine::kStreamBuffer;
+  plan.trace_bytes = trace_events(s) * engine::kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
+}
+
 }  // namespace
 
 void check_mesh(const TrainSettings& s) {
@@ -170,30 +217,6 @@ std::size_t trace_events(const TrainSettings& settings) {
   return settings.profile.empty() ? 0 : kProfileEvents;
 }
 
-std::size_t default_length(const ModelConfig& config) { return std::min<std::size_t>(config.context, 1024); }
-
-// Weights without a record of their training are assumed to know the whole context.
-std::uint64_t learned_length(const TrainSettings& s, const ModelConfig& config, bool first_values) {
-  if (first_values) return s.length;
-  return std::max<std::uint64_t>(s.length, learned_from(s.model).length.value_or(config.context));
-}
-
-void choose_recipe(PlanResult& plan, const TrainSettings& s, const Model& model) {
-  const RecipeBasis basis = {block_parameters(model), begins_with_first_values(s.model)};
-  std::string from;
-  std::optional<Json> record;
-  if (s.resume) {
-    const engine::CheckpointList list = engine::list_checkpoints(s.out);
-    if (!list.whole.empty()) {
-      from = list.whole.back().path;
-      record = read_run_record(from);
-    }
-  }
-  plan.recipe = make_recipe(s, basis, record ? &*record : nullptr, from);
-  plan.recipe_text = to_text(plan.recipe, s, basis) +
-                     fmt::format("begins with       {}\n", from.empty() ? values_text(s) : "'" + from + "'");
-}
-
 std::vector<engine::OwnFile> copied_files(const std::string& model) {
   constexpr std::uint64_t kMost = 64 * kMiB;
   std::vector<engine::OwnFile> files;
@@ -208,21 +231,6 @@ std::vector<engine::OwnFile> copied_files(const std::string& model) {
     if (!error && bytes <= kMost) files.push_back({name, {}, path});
   }
   return files;
-}
-
-void add_file_sizes(PlanResult& plan, const TrainSettings& s, const Model& model,
-                    const optim::Optimizer& optimizer) {
-  const engine::Layout layout(model.units());
-  const engine::CheckpointTensors tensors(layout, optimizer);
-  std::vector<std::uint64_t> bytes = tensors.file_bytes();
-  for (const engine::OwnFile& file : copied_files(s.model)) bytes.push_back(file.bytes());
-  plan.checkpoint_bytes = engine::bytes_needed(bytes);
-  // A run that reads and writes no such file needs no buffer.
-  if (!s.out.empty())
-    plan.checkpoint_buffers = tensors.buffer_bytes(s.ranks.size);
-  else
-    plan.checkpoint_buffers = begins_with_first_values(s.model) ? 0 : engine::kStreamBuffer;
-  plan.trace_bytes = trace_events(s) * engine::kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
 }
 
 void set_request(PlanResult& plan, const TrainSettings& s) {
@@ -275,15 +283,6 @@ void settle_grain(TrainSettings& s, const ModelConfig& config) {
              : fmt::format("with {} key/value heads it may be up to {} ranks", config.kv_heads, most));
 }
 
-std::uint64_t share_of_memory(std::uint64_t memory, const TrainSettings& s) {
-  return memory / static_cast<std::uint64_t>(s.ranks_here);
-}
-
-int share_of_cores(int cores, const TrainSettings& s) {
-  constexpr double kRounding = 1e-9;  // for shares that add up to a whole core
-  return std::max(1, static_cast<int>(cores * s.share_of_cores + kRounding));
-}
-
 void count_transport(const TrainSettings& s, int cores, engine::MachineRates& rates) {
   if (s.ranks.size == 1) return;
   rates.rank_processor_seconds = engine::rank_processor_seconds(
@@ -305,30 +304,30 @@ void choose_section(Setup& setup, RunRanks& ranks) {
                                             *ranks.communicator())});
 }
 
-// Prepares what depends neither on the mesh nor on the machine's speed. The model is whole where the mesh is
-// yet to be chosen.
-Setup begin_setup(const TrainSettings& settings) {
+Setup begin_setup(const TrainSettings& settings, const engine::Machine* there) {
   check_settings(settings);
-  check_outputs(settings);
+  if (there == nullptr) check_outputs(settings);
   Setup setup;
   setup.settings = settings;
   TrainSettings& s = setup.settings;
   setup.config = resolve_training_model(s);
   setup.first_values = begins_with_first_values(s.model);
-  if (s.length == 0) s.length = default_length(setup.config);
+  if (s.length == 0) s.length = std::min<std::size_t>(setup.config.context, 1024);
   settle_grain(s, setup.config);
   setup.learned_length = learned_length(s, setup.config, setup.first_values);
-  if (s.memory == 0) s.memory = share_of_memory(engine::default_memory(), s);
-  if (s.threads == 0) s.threads = share_of_cores(usable_cpus(), s);
+  if (s.memory == 0)
+    s.memory = share_of_memory(there == nullptr ? engine::default_memory() : there->memory.usable, s);
+  if (s.threads == 0) s.threads = share_of_cores(there == nullptr ? usable_cpus() : there->cores, s);
   setup.optimizer = optim::make_optimizer(s.optimizer, optim::Settings::Defaults::kTraining);
   setup.model = std::make_unique<Model>(setup.config, s.dtype, s.batch, s.length,
                                         s.plan.recompute.value_or(""), tensor_cut(s), sequence_cut(s));
   setup.layout = std::make_unique<engine::Layout>(setup.model->units());
   engine::check_masters(setup.model->units(), *setup.optimizer);
   choose_recipe(setup.plan, s, *setup.model);
+  add_file_sizes(setup.plan, s, *setup.layout, *setup.optimizer);
+  if (there != nullptr) return setup;
   if (!s.out.empty())
     engine::check_file_limit(engine::CheckpointTensors(*setup.layout, *setup.optimizer).file_bytes());
-  add_file_sizes(setup.plan, s, *setup.model, *setup.optimizer);
   offload::resolve_disk(s.disk, s.out, checkpoint_room(s, setup.plan.checkpoint_bytes), s.ranks_here);
   return setup;
 }

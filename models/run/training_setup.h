@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/machine/machine.h"
 #include "engine/machine/tools.h"
 #include "engine/plan/plan.h"
 #include "engine/saving/section_values.h"
@@ -37,16 +38,10 @@ std::uint64_t most_checkpoints(const TrainSettings& settings);
 // run, or would replace another file or an input. Leaves no file behind.
 void check_outputs(const TrainSettings& settings);
 
-std::size_t default_length(const ModelConfig& config);
-
 // Sets the number of pieces that a reproducible run cuts layers into: as many as there are key/value heads,
 // up to 4, for any number of ranks.
 void settle_grain(TrainSettings& settings, const ModelConfig& config);
 
-// Return this rank's share of the memory that one process of the machine may use, and of the machine's cores,
-// for settings that leave them open.
-std::uint64_t share_of_memory(std::uint64_t memory, const TrainSettings& settings);
-int share_of_cores(int cores, const TrainSettings& settings);
 // Adds to the rates the CPU time that receiving bytes from other ranks takes, on a machine with `cores`
 // cores.
 void count_transport(const TrainSettings& settings, int cores, engine::MachineRates& rates);
@@ -71,16 +66,15 @@ struct Setup {
   const Model& own_model() const { return section_model ? *section_model : *model; }
 };
 Setup prepare(const TrainSettings& settings);
+// The beginning of prepare(): what depends neither on the mesh nor on the machine's speed. The model is whole
+// where the mesh is yet to be chosen. there: another machine, for which is planned, without data, outputs and
+// disks.
+Setup begin_setup(const TrainSettings& settings, const engine::Machine* there = nullptr);
 
 // Returns the files that checkpoints copy from the model's folder, as they are now: those of the tokenizer
 // and for generation, by transformers' names. A preset has none.
 std::vector<engine::OwnFile> copied_files(const std::string& model);
 
-// The steps of prepare(). choose_recipe() sets the recipe.
-void choose_recipe(PlanResult& plan, const TrainSettings& settings, const Model& model);
-// Sets the sizes of checkpoints and of the files that report on the run.
-void add_file_sizes(PlanResult& plan, const TrainSettings& settings, const Model& model,
-                    const optim::Optimizer& optimizer);
 // Makes the plan's request, and the plan itself, within plan.budget, with plan.rates. cores: of the machine.
 void fit(PlanResult& plan, const TrainSettings& settings, const optim::Optimizer& optimizer, int cores);
 void set_request(PlanResult& plan, const TrainSettings& settings);
