@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <type_traits>
 
 #include "core/bytes.h"
 #include "core/checksum.h"
@@ -22,12 +21,6 @@
 namespace sluice::models {
 namespace {
 
-template <class Value>
-std::string bytes_of(const Value& value) {
-  static_assert(std::is_trivially_copyable_v<Value>);
-  return {reinterpret_cast<const char*>(&value), sizeof value};
-}
-
 std::string bytes_of(const std::vector<double>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)};
 }
@@ -38,14 +31,6 @@ std::vector<double> doubles_of(const std::string& bytes, std::size_t count, cons
          count * sizeof(double));
   std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
-}
-
-template <class Value>
-Value value_of(const std::string& bytes, const char* name) {
-  Value value;
-  ensure(bytes.size() == sizeof value, "{} has {} bytes of {}", name, bytes.size(), sizeof value);
-  std::memcpy(&value, bytes.data(), sizeof value);
-  return value;
 }
 
 // Ranks may differ in CPU, threads and matrix library, unless the run is reproducible. Ranks that share a
@@ -181,9 +166,9 @@ void RunRanks::check_all_read(const std::string& path, const std::string& named)
 std::uint64_t RunRanks::sum(std::uint64_t count) {
   if (data_size() == 1 && sequence_ == nullptr) return count;
   const std::vector<std::string> told =
-      engine::exchange(*of_section_, "the targets of a step", bytes_of(count), meanwhile_);
+      engine::exchange(*of_section_, "the targets of a step", std::to_string(count), meanwhile_);
   std::uint64_t all = 0;
-  for (const std::string& bytes : told) all += value_of<std::uint64_t>(bytes, "a rank's count");
+  for (const std::string& text : told) all += std::stoull(text);
   return tensor_ ? all / static_cast<std::uint64_t>(tensor_->size()) : all;
 }
 
