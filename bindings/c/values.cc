@@ -28,31 +28,6 @@ allocator::Region stream_buffer(sluice_engine& e) {
   return {e.ledger, allocator::Purpose::kCheckpoint, e.planned.checkpoint_buffers};
 }
 
-class Tensors {
- public:
-  Tensors(offload::IoService& io, const std::string& path, engine::ReadAhead& ahead) {
-    if (fs::is_directory(path))
-      folder_ = std::make_unique<engine::SafetensorsFolder>(io, path, ahead);
-    else
-      file_ = std::make_unique<engine::SafetensorsReader>(io, path, ahead);
-  }
-  const engine::StoredTensor& tensor(const std::string& name) const {
-    return folder_ ? folder_->tensor(name) : file_->tensor(name);
-  }
-  void read(const std::string& name, std::size_t first, std::span<float> out) {
-    engine::read_as_f32(*tensor(name).dtype(), first, out, [&](std::size_t at, std::span<std::byte> into) {
-      if (folder_)
-        folder_->read(name, at, into);
-      else
-        file_->read(file_->tensor(name), at, into);
-    });
-  }
-
- private:
-  std::unique_ptr<engine::SafetensorsFolder> folder_;
-  std::unique_ptr<engine::SafetensorsReader> file_;
-};
-
 void check_tensor(const engine::StoredTensor& tensor, const engine::ParameterSpec& spec,
                   const std::string& path) {
   const bool scalar = spec.elements() == 1 && tensor.shape.empty();
@@ -279,13 +254,13 @@ sluice_status sluice_engine_load_values(sluice_engine* handle, const char* path)
   return with_engine(handle, [&](sluice_engine& e) {
     const auto buffer = stream_buffer(e);
     engine::ReadAhead ahead(buffer.bytes(), &e.threads);
-    Tensors tensors(*e.planned.io, &required(path, "path"), ahead);
+    engine::SafetensorsFolder tensors(*e.planned.io, &required(path, "path"), ahead);
     const engine::Layout& layout = e.engine->layout();
     for (engine::ParameterId p = 0; p < layout.parameters(); ++p)
       check_tensor(tensors.tensor(layout.spec(p).name), layout.spec(p), path);
     engine::UnitSource source;
     source.values = [&](engine::ParameterId p, std::size_t first, std::span<float> out) {
-      tensors.read(layout.spec(p).name, layout.spec(p).span_first + first, out);
+      engine::read_as_f32(tensors, layout.spec(p).name, layout.spec(p).span_first + first, out);
     };
     e.engine->load_all(source);
   });

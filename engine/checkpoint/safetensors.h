@@ -102,21 +102,21 @@ class SafetensorsReader {
   SafetensorsHeader header_;
 };
 
-// Reads a folder as Hugging Face lays it out: model.safetensors, or an index and the files that it names.
-// Thread rule: as SafetensorsReader.
+// Reads a folder as Hugging Face lays it out: model.safetensors, or an index and the files that it names. Or
+// one file of any name. Thread rule: as SafetensorsReader.
 class SafetensorsFolder {
  public:
   // Reads every header. Throws Error(kNotFound) where the folder holds neither, or a file of the index does
   // not exist; Error(kCorrupt) where the index names a file outside the folder, or a tensor that its file
   // does not hold.
-  SafetensorsFolder(offload::IoService& io, const std::string& folder, ReadAhead& ahead);
+  SafetensorsFolder(offload::IoService& io, const std::string& path, ReadAhead& ahead);
 
-  const std::string& path() const { return folder_; }
+  const std::string& path() const { return path_; }
   std::vector<std::string> names() const;  // sorted
   const StoredTensor* find(std::string_view name) const;
-  // These throw Error(kNotFound) with the nearest name. file_of() returns the path of the tensor's file.
+  // These throw Error(kNotFound) with the nearest name. file_of() returns the tensor's file.
   const StoredTensor& tensor(std::string_view name) const;
-  const std::string& file_of(std::string_view name) const;
+  SafetensorsReader& file_of(std::string_view name) const;
   void read(std::string_view name, std::uint64_t first_byte, std::span<std::byte> out);
 
  private:
@@ -127,7 +127,7 @@ class SafetensorsFolder {
   void open_index(offload::IoService& io, ReadAhead& ahead, const std::string& index);
   const FileTensor& at(std::string_view name) const;
 
-  std::string folder_;
+  std::string path_;
   std::map<std::string, std::unique_ptr<SafetensorsReader>> files_;
   std::map<std::string, FileTensor, std::less<>> tensors_;
 };

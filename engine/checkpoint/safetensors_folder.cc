@@ -45,17 +45,18 @@ std::map<std::string, std::string> read_safetensors_index(const std::string& ind
   return paths;
 }
 
-SafetensorsFolder::SafetensorsFolder(offload::IoService& io, const std::string& folder, ReadAhead& ahead)
-    : folder_(folder) {
-  const std::string single = path_in(folder, kSingle), index = path_in(folder, kIndex);
+SafetensorsFolder::SafetensorsFolder(offload::IoService& io, const std::string& path, ReadAhead& ahead)
+    : path_(path) {
+  const bool is_file = exists(path) && !std::filesystem::is_directory(path);
+  const std::string single = is_file ? path : path_in(path, kSingle), index = path_in(path, kIndex);
   if (exists(single)) {
-    auto& file = files_[kSingle] = std::make_unique<SafetensorsReader>(io, single, ahead);
+    auto& file = files_[single] = std::make_unique<SafetensorsReader>(io, single, ahead);
     for (const StoredTensor& tensor : file->header().tensors()) tensors_[tensor.name] = {file.get(), &tensor};
   } else if (exists(index)) {
     open_index(io, ahead, index);
   } else {
-    fail(ErrorCode::kNotFound, "'{}' {}", folder,
-         exists(folder) ? fmt::format("holds neither {} nor {}", kSingle, kIndex) : "does not exist");
+    fail(ErrorCode::kNotFound, "'{}' {}", path,
+         exists(path) ? fmt::format("holds neither {} nor {}", kSingle, kIndex) : "does not exist");
   }
 }
 
@@ -85,12 +86,12 @@ const SafetensorsFolder::FileTensor& SafetensorsFolder::at(std::string_view name
   const auto found = tensors_.find(name);
   if (found != tensors_.end()) return found->second;
   const std::string near = nearest_word(name, names());
-  fail(ErrorCode::kNotFound, "'{}' holds no tensor '{}' among its {}{}", folder_, name, tensors_.size(),
+  fail(ErrorCode::kNotFound, "'{}' holds no tensor '{}' among its {}{}", path_, name, tensors_.size(),
        near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
 }
 
 const StoredTensor& SafetensorsFolder::tensor(std::string_view name) const { return *at(name).tensor; }
-const std::string& SafetensorsFolder::file_of(std::string_view name) const { return at(name).file->path(); }
+SafetensorsReader& SafetensorsFolder::file_of(std::string_view name) const { return *at(name).file; }
 
 void SafetensorsFolder::read(std::string_view name, std::uint64_t first_byte, std::span<std::byte> out) {
   const FileTensor& found = at(name);

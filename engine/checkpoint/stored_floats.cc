@@ -26,17 +26,17 @@ bool is_float(const StoredTensor& tensor) {
   return type && sluice::is_float(*type);
 }
 
-void read_as_f32(Dtype type, std::size_t first, std::span<float> out, const ReadBytes& read) {
-  const std::span<std::byte> bytes = std::as_writable_bytes(out);
-  if (type == Dtype::kF32) return read(first * 4, bytes);
-  read(first * 2, bytes.subspan(out.size() * 2));
-  widen(type, out);
-}
-
 void read_as_f32(SafetensorsReader& reader, const StoredTensor& tensor, std::size_t first,
                  std::span<float> out) {
-  read_as_f32(*tensor.dtype(), first, out,
-              [&](std::size_t at, std::span<std::byte> into) { reader.read(tensor, at, into); });
+  const std::span<std::byte> bytes = std::as_writable_bytes(out);
+  if (tensor.dtype() == Dtype::kF32) return reader.read(tensor, first * 4, bytes);
+  reader.read(tensor, first * 2, bytes.subspan(out.size() * 2));
+  widen(*tensor.dtype(), out);
+}
+
+void read_as_f32(SafetensorsFolder& folder, const std::string& name, std::size_t first,
+                 std::span<float> out) {
+  read_as_f32(folder.file_of(name), folder.tensor(name), first, out);
 }
 
 bool has_shape(const StoredTensor& tensor, std::span<const std::size_t> shape) {

@@ -53,11 +53,11 @@ void HuggingFaceWeights::match(const Family& family, const engine::Layout& layou
       wrong.push_back(fmt::format("'{}' is missing", spec.name));
     } else if (!engine::has_shape(*tensor, spec.shape)) {
       wrong.push_back(fmt::format("'{}' has the shape [{}] in '{}', the configuration says [{}]", name,
-                                  fmt::join(tensor->shape, ", "), folder_.file_of(name),
+                                  fmt::join(tensor->shape, ", "), folder_.file_of(name).path(),
                                   fmt::join(spec.shape, ", ")));
     } else if (!engine::is_float(*tensor)) {
       wrong.push_back(fmt::format("'{}' has the type {} in '{}'; F32, F16 and BF16 can be used", name,
-                                  tensor->type, folder_.file_of(name)));
+                                  tensor->type, folder_.file_of(name).path()));
     }
     left.erase(name);
     names_.push_back(name);
@@ -67,7 +67,7 @@ void HuggingFaceWeights::match(const Family& family, const engine::Layout& layou
       left_over_.push_back(name);
     } else {
       wrong.push_back(fmt::format("'{}' is not a parameter of this model, and '{}' holds it", name,
-                                  folder_.file_of(name)));
+                                  folder_.file_of(name).path()));
     }
   }
   if (!wrong.empty())
@@ -100,9 +100,7 @@ void HuggingFaceWeights::match_head(const Family& family, const engine::Layout& 
 engine::UnitSource HuggingFaceWeights::source() {
   engine::UnitSource source;
   source.values = [this](engine::ParameterId id, std::size_t first, std::span<float> out) {
-    const std::string& name = names_[id];
-    engine::read_as_f32(*folder_.tensor(name).dtype(), first, out,
-                        [&](std::size_t at, std::span<std::byte> into) { folder_.read(name, at, into); });
+    engine::read_as_f32(folder_, names_[id], first, out);
   };
   return source;
 }
