@@ -461,7 +461,6 @@ void Communicator::describe(int rank, const std::string& text) {
   state_->transport->describe(group_->member(rank), text);
 }
 std::string Communicator::failure() const { return state_->transport->failure(); }
-std::optional<int> Communicator::failed_rank() const { return state_->transport->failed_rank(); }
 Transport::Counters Communicator::counters() const { return state_->transport->counters(); }
 
 }  // namespace sluice::comm

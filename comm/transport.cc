@@ -149,13 +149,13 @@ auto Transport::State::guarded(int rank, Step&& step) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kCorrupt) {
       peers[static_cast<std::size_t>(rank)]->garbled = true;
-      fail(rank, error.code(), fmt::format("rank {} sent what cannot be: {}", rank, error.what()));
+      fail(rank, error.code(), fmt::format("{} sent what cannot be: {}", inbox->name_of(rank), error.what()));
     } else {
       fail(rank, error.code(), error.what());
     }
   } catch (const std::exception& error) {
     fail(links->rank(), ErrorCode::kInternal,
-         fmt::format("rank {} has failed: {}", links->rank(), error.what()));
+         fmt::format("{} has failed: {}", inbox->name_of(links->rank()), error.what()));
   }
   return Result();
 }
@@ -309,7 +309,8 @@ void Transport::State::see_who_is_gone(int rank) {
 void Transport::State::check_left(int rank) {
   const Peer& peer = *peers[static_cast<std::size_t>(rank)];
   if (failed || !peer.anything_under_way()) return;
-  fail(rank, ErrorCode::kIo, fmt::format("rank {} has left, and {}", rank, peer.what_is_missing()));
+  fail(rank, ErrorCode::kIo,
+       fmt::format("{} has left, and {}", inbox->name_of(rank), peer.what_is_missing()));
 }
 
 // Advances the clock, sends heartbeats, and finds ranks that are late.
@@ -342,8 +343,8 @@ void Transport::State::find_late() {
                               std::chrono::duration<double>(deadlines.silence).count()));
     if (!peer->begun && deadlines.start && wire.now > *deadlines.start)
       return fail(rank, ErrorCode::kIo,
-                  fmt::format("rank {} has given no sign of life since the start, for {:.3g} s", rank,
-                              std::chrono::duration<double>(*deadlines.start).count()));
+                  fmt::format("{} has given no sign of life since the start, for {:.3g} s",
+                              inbox->name_of(rank), std::chrono::duration<double>(*deadlines.start).count()));
     const auto apart = peer->apart();
     const std::string own = apart ? apart->own : std::string();
     if (std::exchange(peer->own_exchange, own) != own && apart)
@@ -351,11 +352,11 @@ void Transport::State::find_late() {
     if (apart && wire.now - apart->since > deadlines.apart)
       return fail(
           rank, ErrorCode::kState,
-          fmt::format("rank {} is in {}, and rank {} in {}, so that each waits for the other: all ranks "
-                      "make the same calls in the same order, as to step, to use gradients, to save a "
-                      "checkpoint, or to close",
-                      links->rank(), own, rank,
-                      peer->its_exchange.empty() ? "another exchange" : peer->its_exchange));
+          fmt::format(
+              "{} is in {}, and {} in {}, so that each waits for the other: all ranks make the same "
+              "calls in the same order, as to step, to use gradients, to save a checkpoint, or to close",
+              inbox->name_of(links->rank()), own, inbox->name_of(rank),
+              peer->its_exchange.empty() ? "another exchange" : peer->its_exchange));
     const std::optional<Time> waiting = peer->waiting_since();
     if (!waiting || std::max(*waiting, last_work) >= since) continue;
     since = std::max(*waiting, last_work);
@@ -363,7 +364,7 @@ void Transport::State::find_late() {
   }
   if (late && wire.now - since > deadlines.patience)
     fail(*late, ErrorCode::kIo,
-         fmt::format("rank {} {} for {:.3g} s", *late,
+         fmt::format("{} {} for {:.3g} s", inbox->name_of(*late),
                      peers[static_cast<std::size_t>(*late)]->what_is_missing(),
                      std::chrono::duration<double>(deadlines.patience).count()));
   else if (late && wire.now - since > deadlines.told)
@@ -373,7 +374,7 @@ void Transport::State::find_late() {
 // Otherwise a script in which one rank makes a call of all ranks would say nothing until patience ends.
 void Transport::State::tell_of_late(int rank, Time since) {
   std::string text =
-      fmt::format("rank {} {}", rank, peers[static_cast<std::size_t>(rank)]->what_is_missing());
+      fmt::format("{} {}", inbox->name_of(rank), peers[static_cast<std::size_t>(rank)]->what_is_missing());
   if (text == told || (!told.empty() && wire.now - told_at < kBetweenTold)) return;
   const auto seconds = [](auto time) { return std::chrono::duration<double>(time).count(); };
   log().info("{} for {:.3g} s; this one waits for it, {:.3g} s at most", text, seconds(wire.now - since),
@@ -467,17 +468,12 @@ void Transport::report_work() { state_->work.fetch_add(1, std::memory_order_rela
 
 void Transport::fail(const std::string& error, ErrorCode code) {
   const int own = rank();
-  const std::string text = fmt::format("rank {} has failed: {}", own, error);
+  const std::string text = fmt::format("{} has failed: {}", state_->inbox->name_of(own), error);
   state_->inbox->fail({own, code, text});
   state_->inbox->post({.kind = Order::kFail, .code = code, .text = text});
 }
 
 void Transport::describe(int rank, const std::string& text) { state_->inbox->describe(rank, text); }
-
-std::optional<int> Transport::failed_rank() const {
-  const auto failure = state_->inbox->failure();
-  return failure ? std::optional(failure->rank) : std::nullopt;
-}
 
 std::string Transport::failure() const {
   const auto failure = state_->inbox->failure();

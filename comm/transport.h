@@ -75,7 +75,7 @@ class Transport {
   // Ends the work of all ranks with this error. Every other rank reports it, with this code, as the failure
   // of this rank.
   void fail(const std::string& error, ErrorCode code = ErrorCode::kIo);
-  // Errors that name the rank have this text in parentheses from now on, where it is gone or silent.
+  // Errors that say that the rank has failed have this text in parentheses from now on.
   void describe(int rank, const std::string& text);
   // Returns why the transport has failed: which rank failed first, and how. Empty: it has not.
   std::string failure() const;

@@ -88,6 +88,7 @@ RunRanks::RunRanks(const TrainSettings& s) : communicator_(s.communicator), mesh
   sequence_ = group(mesh_->along(rank(), "sequence"));
   own_section_ = group(by_section_[static_cast<std::size_t>(section())]);
   of_section_ = own_section_.get();
+  for (int rank = 0; is_cut() && rank < size(); ++rank) communicator_->describe(rank, mesh_->place(rank));
 }
 
 std::vector<int> RunRanks::ranks_of(int section) const {
@@ -213,20 +214,6 @@ double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
 }
 
 std::string RunRanks::place() const { return is_cut() ? mesh_->place(rank()) : ""; }
-
-std::string RunRanks::place_of_failure() const {
-  if (!is_cut()) return "";
-  const std::optional<int> rank = communicator_->failed_rank();
-  return rank ? fmt::format("; rank {} is {}", *rank, mesh_->place(*rank)) : "";
-}
-
-void RunRanks::throw_with_place(const Error& error) const {
-  const std::string text = error.what(), place = place_of_failure();
-  if (place.empty() || text.find(place) != std::string::npos || *communicator_->failed_rank() == rank() ||
-      text.find(fmt::format("rank {} ", *communicator_->failed_rank())) == std::string::npos)
-    return;
-  throw Error(error.code(), text + place, error.lacks());
-}
 
 // Other kinds of errors have a special meaning on a rank itself that they lack on the others: for example a
 // gradient that is not finite skips its step.

@@ -20,7 +20,8 @@ namespace sluice::models {
 // that sends nothing. Calls are collective, and wait. Thread rule: one thread at a time.
 class RunRanks {
  public:
-  // Takes the run's communicator and mesh. Without a communicator the run has one rank.
+  // Takes the run's communicator and mesh. Without a communicator the run has one rank. Where a model is cut,
+  // errors that a rank has failed have its place() from then on.
   explicit RunRanks(const TrainSettings& settings);
 
   int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
@@ -76,10 +77,6 @@ class RunRanks {
   double mean(const std::vector<double>& own, std::uint64_t count);
   // Returns this rank's place on the mesh, as in "pipeline stage 2 of 3"; empty where no model is cut.
   std::string place() const;
-  // Returns the mesh place of the rank that has failed, as "; rank 1 is pipeline stage 2 of 3"; or "".
-  std::string place_of_failure() const;
-  // Throws an error from before the first step, with that place appended where it names a failed rank.
-  void throw_with_place(const Error& error) const;
   // Ends the run of all ranks with this error. All programs have the same exit status where the request was
   // invalid or does not fit.
   void fail(const std::exception& error) noexcept;

@@ -129,27 +129,18 @@ TrainResult train_as_planned(Setup& setup, RunRanks& ranks, const TrainEvents& e
   }
 }
 
-TrainResult train_alike(const TrainSettings& settings, const TrainEvents& events) {
-  check_request(settings);
-  allocator::install_touch_reporter();
-  Setup setup = prepare(settings);
-  RunRanks ranks(setup.settings);  // its mesh may have been chosen just now
-  try {
-    return train_as_planned(setup, ranks, events);
-  } catch (const Error& error) {
-    ranks.throw_with_place(error);
-    throw;
-  }
-}
-
 }  // namespace
 
 TrainResult train(const TrainSettings& settings, const TrainEvents& events) {
-  RunRanks ranks(settings);
+  RunRanks given(settings);
   try {
-    return train_alike(settings, events);
+    check_request(settings);
+    allocator::install_touch_reporter();
+    Setup setup = prepare(settings);
+    RunRanks ranks(setup.settings);  // its mesh may have been chosen just now
+    return train_as_planned(setup, ranks, events);
   } catch (const std::exception& error) {
-    ranks.fail(error);  // the other ranks end with this error, too
+    given.fail(error);  // the other ranks end with this error, too
     throw;
   }
 }

@@ -462,11 +462,10 @@ TrainResult TrainingRun::train() {
       ranks_.wait_for_all("the end of the run");  // no rank reads from this one afterwards
     }
   } catch (const Error& error) {
-    const std::string place = ranks_.place_of_failure();  // of another rank; before this one tells the others
     ranks_.fail(error);
     save_reports_after_error(error.what());
-    fail(error.code(), "{} step {}: {}{}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),
-         error.what(), place, last_checkpoint());
+    fail(error.code(), "{} step {}: {}; {}", in_step_ ? "in" : "after", step_ + (in_step_ ? 1 : 0),
+         error.what(), last_checkpoint());
   }
   save_trace();
   save_profile("");

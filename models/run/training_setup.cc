@@ -421,17 +421,12 @@ Setup prepare_on_mesh(const TrainSettings& settings) {
 
 Setup prepare(const TrainSettings& given) {
   TrainSettings settings = given;
-  try {
-    compare_meshes(settings);
-    std::optional<MeshChoice> choice;
-    if (settings.chooses_mesh) choice = settle_mesh(settings);
-    Setup setup = prepare_on_mesh(settings);
-    setup.plan.mesh_choice = std::move(choice);
-    return setup;
-  } catch (const Error& error) {
-    RunRanks(settings).throw_with_place(error);
-    throw;
-  }
+  compare_meshes(settings);
+  std::optional<MeshChoice> choice;
+  if (settings.chooses_mesh) choice = settle_mesh(settings);
+  Setup setup = prepare_on_mesh(settings);
+  setup.plan.mesh_choice = std::move(choice);
+  return setup;
 }
 
 }  // namespace sluice::models

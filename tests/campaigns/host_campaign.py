@@ -4,6 +4,7 @@ name the lost rank. Then the run resumes as in rank_campaign.py."""
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -104,7 +105,7 @@ class HostCampaign(RankCampaign):
         for rank in range(self.ranks):
             text = pathlib.Path(f"{self.errors(name)}.{rank}").read_text(errors="replace")
             errors = [line for line in text.splitlines() if line.startswith("sluice: ") and "error: " in line]
-            reasons = [f"rank {victim} has given no sign of life", f"rank {victim} is gone"] if rank != victim else [""]
-            assert any(reason in line for line in errors for reason in reasons), (
+            reason = rf"rank {victim}( \([^)]+\))? (has given no sign of life|is gone)" if rank != victim else ""
+            assert any(re.search(reason, line) for line in errors), (
                 f"{name}: the wire of rank {victim} was cut, and rank {rank} says: {text}"
             )

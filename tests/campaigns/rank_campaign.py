@@ -4,6 +4,7 @@ rank, and no process of the run may be left. Then the run resumes with another s
 for --reproducible, otherwise of as many ranks. (host_campaign.py cuts wires of hosts.)"""
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -164,11 +165,12 @@ class RankCampaign(Campaign):
     def check_names(self, name, victim, number, log):
         """Each other rank must have named the lost rank, and where the model is cut its place."""
         lines = log.splitlines()
-        reason = f"rank {victim} is gone" if number == signal.SIGKILL else f"rank {victim} has given no sign of life"
-        place = f"; rank {victim} is " if self.mesh != f"data={self.ranks}" else ""
+        how = "is gone" if number == signal.SIGKILL else "has given no sign of life"
+        place = r" \([^)]+\)" if self.mesh != f"data={self.ranks}" else ""
+        reason = f"rank {victim}{place} {how}"
         for rank in range(self.ranks):
             begin = "sluice: error: " if rank == 0 else f"sluice: rank {rank}: error: "
             if rank != victim:
-                assert any(line.startswith(begin) and reason in line and place in line for line in lines), (
+                assert any(line.startswith(begin) and re.search(reason, line) for line in lines), (
                     f"{name}: rank {rank} does not say '{reason}': {log}"
                 )
