@@ -1,5 +1,5 @@
 #include <array>
-#include <chrono>
+#include <functional>
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -11,6 +11,8 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "engine/machine/timing.h"
+#include "engine/memory/host_records.h"
 #include "engine/planner/planner.h"
 
 // `bench link` measures the connection between a GPU and host memory as the engine uses it: copies in pieces
@@ -19,43 +21,16 @@
 namespace sluice::cli {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr const char* kSmaller = "give a smaller --size";
 constexpr std::size_t kPiece = engine::kLargestExtentBytes;  // about the size of a unit, too
 
-double seconds_of(const std::function<void()>& call) {
-  const Clock::time_point begin = Clock::now();
-  call();
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+engine::RegisteredRegion registered(Device& device, allocator::Ledger& ledger, std::size_t bytes) {
+  try {
+    return {ledger, device, allocator::Purpose::kStaging, bytes};
+  } catch (const Error& error) {
+    fail(error.code(), "{} (a smaller --size registers less)", error.what());
+  }
 }
-
-// Host memory that stays registered for its lifetime.
-class RegisteredMemory {
- public:
-  RegisteredMemory(Device& device, allocator::Ledger& ledger, std::size_t bytes)
-      : device_(device), region_(ledger, allocator::Purpose::kStaging, bytes) {
-    try {
-      device_.register_host(region_.data(), region_.size());
-    } catch (const Error& error) {
-      fail(error.code(), "{} (a smaller --size registers less)", error.what());
-    }
-  }
-  ~RegisteredMemory() {
-    try {
-      device_.unregister_host(region_.data());
-    } catch (const Error& error) {  // a device fault, which the failing call has reported
-      log().debug("{}", error.what());
-    }
-  }
-  RegisteredMemory(const RegisteredMemory&) = delete;
-  RegisteredMemory& operator=(const RegisteredMemory&) = delete;
-  std::byte* data() const { return region_.data(); }
-
- private:
-  Device& device_;
-  allocator::Region region_;
-};
 
 // An extent that is not mapped, and addresses to map it at.
 class SpareExtent {
@@ -72,7 +47,7 @@ class SpareExtent {
     try {
       device_.free_addresses(address_, kPiece);
       device_.release_extent(extent_);
-    } catch (const Error& error) {  // see above
+    } catch (const Error& error) {  // a device fault, which the failing call has reported
       log().debug("{}", error.what());
     }
   }
@@ -96,8 +71,8 @@ class LinkBench {
         bytes_(bytes),
         in_(ledger_, device, allocator::Purpose::kStaging, bytes),
         out_(ledger_, device, allocator::Purpose::kStaging, bytes),
-        from_(device, ledger_, bytes),
-        to_(device, ledger_, bytes),
+        from_(registered(device, ledger_, bytes)),
+        to_(registered(device, ledger_, bytes)),
         pages_(ledger_, allocator::Purpose::kStaging, kPiece),
         spare_(device) {}
 
@@ -125,7 +100,7 @@ class LinkBench {
     }
   }
   double copy_seconds(bool is_in, bool is_out, std::size_t piece) {
-    return seconds_of([&] {
+    return engine::seconds_of([&] {
       if (is_in) queue(true, piece);
       if (is_out) queue(false, piece);
       device_.synchronize(in_stream_.get());
@@ -159,13 +134,13 @@ class LinkBench {
   // seconds beside copies in both directions, repeated as long as these take; and the seconds of the copies
   // with and without it.
   std::vector<double> calls(const std::function<void()>& call) {
-    const double alone = seconds_of(call);
+    const double alone = engine::seconds_of(call);
     const double copied =
         copy_seconds(true, false, bytes_) * static_cast<double>(kPiece) / static_cast<double>(bytes_);
     double beside = 0;
     const double with_calls = both_ways([&] {
       int count = 0;
-      const double all = seconds_of([&] {
+      const double all = engine::seconds_of([&] {
         do {
           call();
           ++count;
@@ -180,7 +155,7 @@ class LinkBench {
   std::size_t bytes_;
   allocator::Ledger ledger_;
   allocator::DeviceRegion in_, out_;
-  RegisteredMemory from_, to_;
+  engine::RegisteredRegion from_, to_;
   allocator::Region pages_;
   SpareExtent spare_;
   Device::Stream in_stream_ = device_.make_stream(true), out_stream_ = device_.make_stream(true);

@@ -6,7 +6,7 @@
 #include "bindings/cli/memory_bench.h"
 #include "core/bytes.h"
 #include "core/error.h"
-#include "engine/layout/state_format.h"
+#include "engine/machine/update_sample.h"
 #include "kernels/elementwise.h"
 
 // `bench optimizer` compares updates in memory with loops that only move the same bytes, and with the same
@@ -16,20 +16,12 @@ namespace {
 
 using Touch = kernels::MemoryStream::Touch;
 
-static_assert(kElementGrain % engine::kUnitAlignment == 0);
-constexpr std::size_t kColumns = 1024;                         // columns of the matrix that is updated
+constexpr std::size_t kColumns = 1024;                         // of an UpdateSample's matrix
 constexpr std::size_t kMostOfProducts = std::size_t{4} << 20;  // elements: about a second for an update
+static_assert(kElementGrain % kColumns == 0);
 // Rows of a matrix whose update stays in a core's caches. With factors for rows and columns there are more
 // rows, so that the factors' share is as small as in memory.
 constexpr std::size_t kCacheRows = 16, kFactoredCacheRows = 128;
-
-using Shape = std::vector<std::size_t>;
-
-std::size_t elements_of(const Shape& shape) {
-  std::size_t elements = 1;
-  for (const std::size_t size : shape) elements *= size;
-  return elements;
-}
 
 struct Combination {
   optim::OptimizerSettings settings;
@@ -40,33 +32,29 @@ std::unique_ptr<optim::Optimizer> training_optimizer(const optim::OptimizerSetti
   return optim::make_optimizer(settings, optim::Settings::Defaults::kTraining);
 }
 
-// A parameter with all of its optimizer's state and work space, in one region of memory.
+// A matrix with all of its optimizer's state and work space, in one region of memory.
 class Trial {
  public:
-  Trial(Threads& threads, const Combination& combination, const Shape& shape,
+  Trial(Threads& threads, const Combination& combination, std::size_t elements,
         kernels::F32Products* products = nullptr)
       : threads_(threads),
         products_(products),
         optimizer_(training_optimizer(combination.settings)),
-        shape_(shape),
-        dtype_(combination.dtype),
-        elements_(elements_of(shape)),
-        layout_(layout_of(dtype_, shape_)),
-        format_(layout_, *optimizer_, layout_.unit_elements(0)),
-        memory_(ledger_, allocator::Purpose::kOptimizerState, bytes(combination, shape)) {
+        sample_(*optimizer_, combination.dtype, combination.dtype, elements),
+        memory_(ledger_, allocator::Purpose::kOptimizerState, bytes(*optimizer_, sample_)),
+        parameter_(sample_.parameter(memory_.data())),
+        gradient_(sample_.gradient(memory_.data())),
+        span_(sample_.span(memory_.data())) {
     lay_out();
-    kernels::fill_normal(threads, elements_, 1, 1, 0, 0, 0.02f, parameter_);
-    kernels::fill_normal(threads, elements_, 1, 2, 0, 0, 0.01f, gradient_);
-    if (format_.has_master(0)) kernels::convert(threads, elements_, parameter_, part(0).values);
+    kernels::fill_normal(threads, elements, 1, 1, 0, 0, 0.02f, parameter_);
+    kernels::fill_normal(threads, elements, 1, 2, 0, 0, 0.01f, gradient_);
+    if (has_master()) kernels::convert(threads, elements, parameter_, {span_.master, Dtype::kF32});
   }
 
-  static std::size_t bytes(const Combination& combination, const Shape& shape) {
+  static std::size_t bytes(const Combination& combination, std::size_t elements) {
     const auto optimizer = training_optimizer(combination.settings);
-    const engine::Layout layout = layout_of(combination.dtype, shape);
-    const optim::Kind kind{shape};
-    const std::size_t state = engine::StateFormat(layout, *optimizer, layout.unit_elements(0)).bytes(0);
-    return 2 * elements_of(shape) * size_of(combination.dtype) + state + whole_bytes(*optimizer, shape) +
-           round_up(optimizer->scratch(kind) * sizeof(double), kLine) + optimizer->workspace(kind);
+    return bytes(*optimizer,
+                 engine::UpdateSample(*optimizer, combination.dtype, combination.dtype, elements));
   }
 
   void apply() {
@@ -86,28 +74,29 @@ class Trial {
       return kernels::MemoryStream{static_cast<std::byte*>(const_cast<void*>(array.data)),
                                    elements * size_of(array.type), touch};
     };
-    const auto value = format_.has_master(0) ? part(0).values : parameter_;
-    MemoryPass last = {stream(gradient_, elements_, Touch::kRead), stream(value, elements_, Touch::kUpdate)};
-    if (format_.has_master(0)) last.push_back(stream(parameter_, elements_, Touch::kWrite));
-    MemoryPass reading = {stream(gradient_, elements_, Touch::kRead)};
+    const std::size_t elements = span_.count;
+    const Array value = has_master() ? Array{span_.master, Dtype::kF32} : parameter_;
+    MemoryPass last = {stream(gradient_, elements, Touch::kRead), stream(value, elements, Touch::kUpdate)};
+    if (has_master()) last.push_back(stream(parameter_, elements, Touch::kWrite));
+    MemoryPass reading = {stream(gradient_, elements, Touch::kRead)};
     for (const optim::StatePart& array : span_.state)
       if (array.values.data != nullptr) {
-        last.push_back(stream(array.values, elements_, Touch::kUpdate));
-        reading.push_back(stream(array.values, elements_, Touch::kRead));
+        last.push_back(stream(array.values, elements, Touch::kUpdate));
+        reading.push_back(stream(array.values, elements, Touch::kRead));
       }
     if (optimizer_->rounds() == 0) return {last};
     if (optimizer_->rounds() == 2)  // Adafactor reads gradients and values before it updates
-      return {{reading[0], stream(value, elements_, Touch::kRead)}, {reading[0]}, last};
+      return {{reading[0], stream(value, elements, Touch::kRead)}, {reading[0]}, last};
     const Array matrix{span_.whole.scratch, Dtype::kF32};  // Muon's direction uses gradient and momentum
-    reading.push_back(stream(matrix, elements_, Touch::kWrite));
-    last.push_back(stream(matrix, elements_, Touch::kRead));
+    reading.push_back(stream(matrix, elements, Touch::kWrite));
+    last.push_back(stream(matrix, elements, Touch::kRead));
     return {reading, last};
   }
 
   // Runs only the products of Muon's iteration.
   void multiply() {
     constexpr int kIterations = 5;
-    const std::size_t n = std::max(shape_[0], shape_[1]), k = std::min(shape_[0], shape_[1]);
+    const auto [k, n] = std::minmax(span_.whole.kind.shape[0], span_.whole.kind.shape[1]);
     auto* const matrix = reinterpret_cast<float*>(span_.whole.scratch);
     auto* const gram = reinterpret_cast<float*>(span_.whole.workspace);
     float* const slice = gram + 2 * k * k;
@@ -130,53 +119,36 @@ class Trial {
  private:
   static constexpr std::size_t kLine = 64;
 
-  static engine::Layout layout_of(Dtype dtype, const Shape& shape) {
-    engine::UnitSpec unit{"unit", {{"parameter", shape}}};
-    unit.dtype = dtype;
-    return engine::Layout({unit});
-  }
-  static std::size_t whole_bytes(const optim::Optimizer& optimizer, const Shape& shape) {
+  static std::size_t whole_bytes(const optim::Optimizer& optimizer, const optim::Kind& kind) {
     std::size_t elements = 0;
-    for (const optim::WholeArray& array : optimizer.whole_state(shape)) elements += array.elements();
+    for (const optim::WholeArray& array : optimizer.whole_state(kind.shape)) elements += array.elements();
     return round_up(elements * sizeof(float), kLine);
   }
-  optim::StatePart part(std::size_t index) const { return format_.part(state_, 0, 0, index); }
+  static std::size_t bytes(const optim::Optimizer& optimizer, const engine::UpdateSample& sample) {
+    const optim::Kind kind = sample.kind();
+    return round_up(sample.bytes(), kLine) + whole_bytes(optimizer, kind) +
+           round_up(optimizer.scratch(kind) * sizeof(double), kLine) + optimizer.workspace(kind);
+  }
+  bool has_master() const { return parameter_.type != Dtype::kF32 && span_.master != nullptr; }
 
+  // Sets what an update of the whole parameter needs, behind what the sample has.
   void lay_out() {
-    std::byte* at = memory_.data();
+    std::byte* at = memory_.data() + round_up(sample_.bytes(), kLine);
     const auto take = [&](std::size_t size) { return std::exchange(at, at + size); };
-    const std::size_t array = elements_ * size_of(dtype_);
-    parameter_ = {take(array), dtype_};
-    gradient_ = {take(array), dtype_};
-    state_ = take(format_.bytes(0));
-    span_.whole.kind = {shape_};
-    span_.whole.state = reinterpret_cast<float*>(take(whole_bytes(*optimizer_, shape_)));
-    const std::size_t scratch = optimizer_->scratch(span_.whole.kind) * sizeof(double);
-    span_.whole.scratch = reinterpret_cast<double*>(take(round_up(scratch, kLine)));
-    span_.whole.workspace = at;
-    span_.count = elements_;
-    span_.gradient = gradient_;
-    if (dtype_ != Dtype::kF32) span_.parameter = parameter_;
-    if (format_.has_master(0))
-      span_.master = part(0).values.f32();
-    else if (dtype_ == Dtype::kF32)
-      span_.master = parameter_.f32();
-    for (std::size_t a = format_.masters(); a < format_.arrays(); ++a)
-      span_.state.push_back(format_.has(a, 0) ? part(a) : optim::StatePart{{nullptr, format_.array(a).type}});
+    optim::Whole& whole = span_.whole;
+    whole.state = reinterpret_cast<float*>(take(whole_bytes(*optimizer_, whole.kind)));
+    const std::size_t scratch = optimizer_->scratch(whole.kind) * sizeof(double);
+    whole.scratch = reinterpret_cast<double*>(take(round_up(scratch, kLine)));
+    whole.workspace = at;
   }
 
   Threads& threads_;
   kernels::F32Products* products_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  Shape shape_;
-  Dtype dtype_;
-  std::size_t elements_;
-  engine::Layout layout_;
-  engine::StateFormat format_;
+  engine::UpdateSample sample_;
   allocator::Ledger ledger_;
   allocator::Region memory_;
   Array parameter_, gradient_;
-  std::byte* state_ = nullptr;
   optim::Span span_;
   optim::Hyperparameters hyperparameters_{1e-3, 0.1, 1, 0};
 };
@@ -204,7 +176,7 @@ class CacheTrials {
  private:
   struct One {
     explicit One(const Combination& combination)
-        : trial(thread, combination, {rows_of(combination), kColumns}) {}
+        : trial(thread, combination, rows_of(combination) * kColumns) {}
     static std::size_t rows_of(const Combination& combination) {
       const bool factored = training_optimizer(combination.settings)->rounds() > 0;
       return factored ? kFactoredCacheRows : kCacheRows;
@@ -253,9 +225,9 @@ std::string name_of(const Combination& c) {
 }
 
 void measure(Threads& threads, kernels::F32Products* products, const Combination& combination,
-             const Shape& shape, double seconds, BenchReport& report, BenchProgress& progress) {
-  require_free_memory(Trial::bytes(combination, shape), "give fewer --elements");
-  Trial trial(threads, combination, shape, products);
+             std::size_t elements, double seconds, BenchReport& report, BenchProgress& progress) {
+  require_free_memory(Trial::bytes(combination, elements), "give fewer --elements");
+  Trial trial(threads, combination, elements, products);
   MemoryWork work{name_of(combination), trial.passes(), [&] { trial.apply(); }, {}, {}};
   std::optional<CacheTrials> caches;
   if (trial.has_products()) {
@@ -264,8 +236,7 @@ void measure(Threads& threads, kernels::F32Products* products, const Combination
     caches.emplace(report.threads, combination);
     work.arithmetic = [&](double round) { return caches->rate(round); };
   }
-  const double moved =
-      static_cast<double>(bytes_moved(work.passes)) / static_cast<double>(elements_of(shape));
+  const double moved = static_cast<double>(bytes_moved(work.passes)) / static_cast<double>(elements);
   MemoryBench bench(threads, report);
   bench.add(std::move(work));
   bench.measure(seconds, progress);
@@ -297,8 +268,8 @@ BenchReport bench_optimizer(const BenchOptions& options, BenchProgress& progress
   Threads threads(report.threads);
   const std::vector<Combination> all = combinations(options);
   for (const Combination& c : all)
-    measure(threads, library.get(), c, {elements / kColumns, kColumns},
-            options.seconds / static_cast<double>(all.size()), report, progress);
+    measure(threads, library.get(), c, elements, options.seconds / static_cast<double>(all.size()), report,
+            progress);
   return report;
 }
 

@@ -31,7 +31,7 @@ std::size_t UpdateSample::gradient_offset() const {
 optim::Span UpdateSample::span(std::byte* memory) const {
   const Array values = parameter(memory);
   optim::Span span;
-  span.whole.kind = optim::Kind{layout_.spec(0).shape};
+  span.whole.kind = kind();
   span.count = elements();
   span.gradient = gradient(memory);
   if (dtype_ != Dtype::kF32) span.parameter = values;
@@ -40,7 +40,8 @@ optim::Span UpdateSample::span(std::byte* memory) const {
   else if (dtype_ == Dtype::kF32)
     span.master = values.f32();
   for (std::size_t array = format_.masters(); array < format_.arrays(); ++array)
-    span.state.push_back(format_.part(memory, 0, 0, array));
+    span.state.push_back(format_.has(array, 0) ? format_.part(memory, 0, 0, array)
+                                               : optim::StatePart{{nullptr, format_.array(array).type}});
   return span;
 }
 

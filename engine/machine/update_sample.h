@@ -5,11 +5,13 @@
 
 namespace sluice::engine {
 
-// A matrix whose update is measured. REQUIRES: the optimizer has no rounds; elements is a multiple of 1,024.
+// A matrix whose update is measured. REQUIRES: elements is a multiple of 1,024. For an optimizer with rounds
+// the caller adds what they need of the whole matrix to the span.
 class UpdateSample {
  public:
   UpdateSample(const optim::Optimizer& optimizer, Dtype dtype, Dtype gradients, std::size_t elements);
   std::size_t elements() const { return layout_.unit_elements(0); }
+  optim::Kind kind() const { return {layout_.spec(0).shape}; }  // valid as long as this object
   std::size_t bytes() const { return gradient_offset() + elements() * size_of(gradients_); }
   double bytes_an_element() const { return format_.update_bytes(0, 0); }  // moved by its update
   std::size_t state_bytes() const { return format_.bytes(0); }            // at the beginning of `memory`
