@@ -1,13 +1,15 @@
 #include "engine/saving/shared_files.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <utility>
 
+#include "core/descriptor.h"
 #include "core/error.h"
-#include "core/json.h"
-#include "core/log.h"
-#include "engine/checkpoint/folder_probe.h"
+#include "core/text_file.h"
 #include "engine/ranks/agreement.h"
 #include "engine/ranks/call_id.h"
 
@@ -60,25 +62,33 @@ FileSum merged(const std::vector<std::optional<std::uint64_t>>& blocks, const Te
 
 SharedFolder find_shared_folder(comm::Communicator& communicator, const std::string& out,
                                 const std::string& partial) {
-  const bool is_first = communicator.rank() == 0;
-  std::optional<FolderProbe> probe;
-  Json told = Json::object();
-  if (is_first) {
-    probe.emplace(partial);
-    told = {
-        {"folder", fs::path(partial).filename().string()}, {"name", probe->name()}, {"text", probe->text()}};
+  struct Probe {
+    ~Probe() {
+      if (!path.empty()) ::unlink(path.c_str());
+    }
+    std::string path;
+  } probe;
+  std::string name;  // below `out`; being random, it is found by those that see the same folder alone
+  if (communicator.rank() == 0) {
+    name = fs::path(partial).filename() / ("probe-" + random_name());
+    probe.path = fs::path(out) / name;
+    write_text_file(probe.path, "");
   }
-  told = Json::parse(exchange(communicator, "a probe of the folder of checkpoints", told.dump())[0]);
-  const auto name = told.at("folder").get<std::string>();
-  const std::string folder = is_first ? partial : (fs::path(out) / name).string();
-  const std::vector<std::string> reasons = exchange(
-      communicator, "who sees the folder of checkpoints",
-      why_not_shared(folder, told.at("name").get<std::string>(), told.at("text").get<std::string>()));
+  name = exchange(communicator, "a probe of the folder of checkpoints", name)[0];
+  const fs::path path = fs::path(out) / name;
+  std::string why_not;
+  try {
+    open_file(path, O_RDWR | O_NOFOLLOW);
+  } catch (const Error& error) {
+    why_not = error.what();
+  }
+  const std::vector<std::string> reasons =
+      exchange(communicator, "who sees the folder of checkpoints", why_not);
   for (std::size_t rank = 0; rank < reasons.size(); ++rank)
     if (!reasons[rank].empty())
-      return {folder,
+      return {path.parent_path(),
               fmt::format("rank {} cannot write the checkpoint in '{}' ({})", rank, out, reasons[rank])};
-  return {folder, ""};
+  return {path.parent_path(), ""};
 }
 
 SharedFiles::SharedFiles(PartitionOf partition, const Layout& layout, const std::vector<TensorFile>& files,
