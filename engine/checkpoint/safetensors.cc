@@ -5,17 +5,8 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "engine/checkpoint/safetensors_types.h"
 
 namespace sluice::engine {
-
-std::uint64_t StoredTensor::elements() const {
-  std::uint64_t product = 1;
-  for (const std::uint64_t n : shape) product *= n;
-  return product;
-}
-
-std::optional<Dtype> StoredTensor::dtype() const { return safetensors_dtype(type); }
 
 SafetensorsReader::SafetensorsReader(offload::IoService& io, const std::string& path, ReadAhead& ahead,
                                      std::optional<FileSum> expected)

@@ -1,17 +1,52 @@
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <set>
 #include <utility>
 
 #include "core/error.h"
 #include "core/json.h"
 #include "engine/checkpoint/safetensors.h"
-#include "engine/checkpoint/safetensors_types.h"
 
 namespace sluice::engine {
 namespace {
 
 constexpr std::string_view kMetadata = "__metadata__";
+
+// The types of the format, with the bits of an element, and the type by which Sluice computes with it, if it
+// does.
+struct Type {
+  std::string_view name;
+  unsigned bits = 0;  // 0: the format does not know the name
+  std::optional<Dtype> type = std::nullopt;
+};
+constexpr Type kTypes[] = {
+    {"F32", 32, Dtype::kF32},
+    {"BF16", 16, Dtype::kBf16},
+    {"F16", 16, Dtype::kF16},
+    {"I32", 32, Dtype::kI32},
+    {"U16", 16, Dtype::kU16},
+    {"U8", 8, Dtype::kU8},
+    {"F64", 64},
+    {"F8_E4M3", 8},
+    {"F8_E5M2", 8},
+    {"F8_E8M0", 8},
+    {"F6_E2M3", 6},
+    {"F6_E3M2", 6},
+    {"F4", 4},
+    {"C64", 64},
+    {"I64", 64},
+    {"I16", 16},
+    {"I8", 8},
+    {"U64", 64},
+    {"U32", 32},
+    {"BOOL", 8},
+};
+
+Type type_of(std::string_view name) {
+  const auto* const found = std::ranges::find(kTypes, name, &Type::name);
+  return found == std::end(kTypes) ? Type() : *found;
+}
 
 struct Entry {
   StoredTensor tensor;
@@ -139,7 +174,7 @@ class Handler : public nlohmann::json_sax<Json> {
 
 // Returns false where the product does not fit in 64 bits.
 bool bits_of(const StoredTensor& tensor, std::uint64_t* bits) {
-  *bits = safetensors_bits(tensor.type);
+  *bits = type_of(tensor.type).bits;
   for (const std::uint64_t n : tensor.shape)
     if (__builtin_mul_overflow(*bits, n, bits)) return false;
   return true;
@@ -153,7 +188,7 @@ StoredTensor checked(Entry&& entry, std::string_view source) {
   if (!entry.has_type) corrupt("has no 'dtype'");
   if (!entry.has_shape) corrupt("has no 'shape'");
   if (!entry.has_offsets) corrupt("has no 'data_offsets'");
-  if (safetensors_bits(tensor.type) == 0) corrupt(fmt::format("has the unknown dtype '{}'", tensor.type));
+  if (type_of(tensor.type).bits == 0) corrupt(fmt::format("has the unknown dtype '{}'", tensor.type));
   if (entry.offsets.size() != 2)
     corrupt(fmt::format("has {} data_offsets instead of 2", entry.offsets.size()));
   tensor.begin = entry.offsets[0];
@@ -187,6 +222,14 @@ void check_cover(const std::vector<StoredTensor>& tensors, std::uint64_t payload
 }
 
 }  // namespace
+
+std::uint64_t StoredTensor::elements() const {
+  std::uint64_t product = 1;
+  for (const std::uint64_t n : shape) product *= n;
+  return product;
+}
+
+std::optional<Dtype> StoredTensor::dtype() const { return type_of(type).type; }
 
 std::uint64_t SafetensorsHeader::text_bytes(std::span<const std::byte> file_start, std::uint64_t file_bytes,
                                             std::string_view source) {
@@ -239,8 +282,9 @@ SafetensorsHeader::SafetensorsHeader(const std::vector<TensorDeclaration>& tenso
   for (const TensorDeclaration& declared : tensors) {
     if (declared.name.empty() || declared.name == kMetadata)
       refuse(declared.name, "its name is empty or reserved");
-    StoredTensor tensor{declared.name, std::string(safetensors_name(declared.type)), declared.shape,
-                        payload_bytes(), 0};
+    const auto* const type = std::ranges::find(kTypes, std::optional(declared.type), &Type::type);
+    ensure(type != std::end(kTypes), "the type {} has no name in safetensors", name_of(declared.type));
+    StoredTensor tensor{declared.name, std::string(type->name), declared.shape, payload_bytes(), 0};
     std::uint64_t bits = 0;
     if (!bits_of(tensor, &bits)) refuse(tensor.name, "its shape does not fit in 64 bits");
     if (__builtin_add_overflow(tensor.begin, bits / 8, &tensor.end))
