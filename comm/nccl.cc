@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <climits>
@@ -11,7 +12,6 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/json.h"
 
 namespace sluice::comm {
 namespace {
@@ -102,20 +102,6 @@ NcclFunctions load() {
   return functions;
 }
 
-std::string hexadecimal(const UniqueId& id) {
-  std::string text;
-  for (const char byte : id.bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  return text;
-}
-
-UniqueId from_hexadecimal(const std::string& text) {
-  UniqueId id{};
-  ensure(text.size() == 2 * id.bytes.size(), "an id of NCCL has {} digits", text.size());
-  for (std::size_t at = 0; at < id.bytes.size(); ++at)
-    id.bytes[at] = static_cast<char>(std::stoi(text.substr(2 * at, 2), nullptr, 16));
-  return id;
-}
-
 }  // namespace
 
 NcclLibrary find_nccl() {
@@ -130,22 +116,18 @@ Nccl::Nccl(Communicator& communicator, Device& device, const NcclFunctions& func
 
 std::unique_ptr<Nccl> Nccl::join(Communicator& communicator, std::uint64_t id, Device& device,
                                  const std::string& own_problem, std::string& problem) {
-  // Tells the others a problem, or else the other text. Returns all texts, or nothing where there is a
-  // problem.
+  // Tells the others a problem, after a '!', or else the other text. Returns all texts, or nothing where
+  // there is a problem.
   const auto tell = [&](const std::string& own, const std::string& else_told) -> std::vector<std::string> {
-    const Json told = {{"problem", own}, {"told", else_told}};
-    std::vector<std::string> texts;
-    const std::vector<std::string> all = communicator.exchange(id, kName, told.dump());
+    std::vector<std::string> all = communicator.exchange(id, kName, own.empty() ? else_told : "!" + own);
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      const Json other = parse_json(all[rank], kName);
-      const auto its = json_field<std::string>(other, "problem", kName);
+      if (!all[rank].starts_with('!')) continue;
       // A rank that only waited too long does not know why.
-      const bool is_late = its.find(kTooLate) != std::string::npos;
-      if (!its.empty() && (problem.empty() || (problem.find(kTooLate) != std::string::npos && !is_late)))
-        problem = fmt::format("rank {}: {}", rank, its);
-      texts.push_back(json_field<std::string>(other, "told", kName));
+      const bool is_late = all[rank].find(kTooLate) != std::string::npos;
+      if (problem.empty() || (problem.find(kTooLate) != std::string::npos && !is_late))
+        problem = fmt::format("rank {}: {}", rank, all[rank].substr(1));
     }
-    return problem.empty() ? texts : std::vector<std::string>();
+    return problem.empty() ? all : std::vector<std::string>();
   };
   NcclFunctions functions;
   std::string own = own_problem, told;
@@ -154,7 +136,7 @@ std::unique_ptr<Nccl> Nccl::join(Communicator& communicator, std::uint64_t id, D
     UniqueId unique{};
     if (own.empty() && communicator.rank() == 0 && functions.ncclGetUniqueId(&unique) != kSuccess)
       own = fmt::format("ncclGetUniqueId fails: {}", functions.ncclGetLastError(nullptr));
-    told = fmt::format("{} {}", functions.version, hexadecimal(unique));
+    told = fmt::format("{} ", functions.version).append(unique.bytes.data(), unique.bytes.size());
   } catch (const Error& error) {
     own = error.what();
   }
@@ -177,11 +159,14 @@ std::unique_ptr<Nccl> Nccl::join(Communicator& communicator, std::uint64_t id, D
 // Returns why this rank cannot join; empty: it has joined.
 std::string Nccl::begin(const std::string& unique_id) {
   try {
+    UniqueId unique;
+    ensure(unique_id.size() == unique.bytes.size(), "an id of NCCL has {} bytes", unique_id.size());
+    std::ranges::copy(unique_id, unique.bytes.begin());
     const std::lock_guard lock(in_use_);
     device_.run_in_context([&] {
       Settings settings;
-      expect(functions_->ncclCommInitRankConfig(&handle_, communicator_.size(), from_hexadecimal(unique_id),
-                                                communicator_.rank(), &settings),
+      expect(functions_->ncclCommInitRankConfig(&handle_, communicator_.size(), unique, communicator_.rank(),
+                                                &settings),
              "ncclCommInitRankConfig");
       wait_until_ready("ncclCommInitRankConfig");
     });
