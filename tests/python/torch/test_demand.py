@@ -388,7 +388,7 @@ def test_generation_keeps_its_cache_and_estimates_seldom(monkeypatch):
     from sluice.torch import _demand
 
     estimate = _demand.estimate_call
-    monkeypatch.setattr(_demand, "estimate_call", lambda *given: runs.append(1) or estimate(*given))
+    monkeypatch.setattr(_demand, "estimate_call", lambda *given, **named: runs.append(1) or estimate(*given, **named))
     plain = small_gpt2()
     model, _ = wrapped("6GiB", small_gpt2)
     ids = tokens(0)[:, :4]

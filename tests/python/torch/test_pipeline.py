@@ -91,7 +91,7 @@ def test_what_they_need_meanwhile_is_planned_for(two):
         assert 0 < each["measured"] <= each["reserve"], each
     # Beside a call's own memory the first stage keeps, instead of another call's 4 arrays, 6 that a backward pass has left; the last one
     # keeps 7 instead of none.
-    of_array = 16384 * 256 * 4
+    of_array = 32768 * 256 * 4
     more = [there["reserve"] - here["reserve"] for here, there in zip(whole, halves, strict=True)]
     assert more[0] >= 2 * of_array and more[1] >= 7 * of_array, more
 

@@ -53,7 +53,7 @@ class Stage:
         if number == self.last:
             self.add(item - self.lags.behind)
         if number == 0:
-            self.limit(item - self.lags.sent, "gradient of lookup")
+            self.limit(item - self.lags.looked_up, "gradient of lookup")
             self.begin("send", "gradient of lookup", item)
 
     def weights(self, item, number):

@@ -8,6 +8,8 @@ from support import sluice_package  # noqa: F401: skips where the library is not
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+import sluice
+from sluice.torch._estimate import estimate_call
 from sluice.torch._split_backward import Halves
 
 
@@ -30,10 +32,28 @@ def gradients(model):
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(8, 8), Conv1D(8, 8)
+
+    def forward(self, x):
+        h = self.wide(input=x)
+        h += x
+        return torch.relu_(self.narrow(h)) + x
+
+
+def scaled():
+    """Layers of which one has a forward() of its own."""
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    layers[0].forward = lambda x: 0.1 * nn.functional.linear(x, layers[0].weight, layers[0].bias)
+    return layers
+
+
 CASES = {  # the model, and the parameters whose gradients come in the second half
     "of two and three dimensions": (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 5)), ["0.weight", "0.bias", "3.weight", "3.bias"]),
     "used twice": (Twice, ["first.weight", "first.bias", "again.weight", "last.weight", "last.bias"]),
-    "shared": (Shared, []),
+    "shared": (Shared, []), "written in place": (InPlace, ["wide.weight", "wide.bias", "narrow.weight", "narrow.bias"]),
     "with a frozen weight": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 5)).requires_grad_(False).append(nn.Linear(5, 5)), ["2.weight", "2.bias"]),
 }  # fmt: skip
 
@@ -47,7 +67,7 @@ def test_halves_have_the_gradients_of_a_whole_pass(case, rows, autocast):
     whole = made()
     model, x = copy.deepcopy(whole), torch.randn(*rows, 8, requires_grad=True)
     halves = Halves(model)
-    with torch.autocast("cpu", enabled=autocast, cache_enabled=False):  # as in a wrapped model
+    with torch.autocast("cpu", enabled=autocast, cache_enabled=False), halves.calling():  # as in a wrapped model
         expected, output = whole(x), model(x)
     assert torch.equal(expected, output)
     (of_input,) = torch.autograd.grad(expected.float().square().sum(), [x], retain_graph=True)
@@ -62,6 +82,31 @@ def test_halves_have_the_gradients_of_a_whole_pass(case, rows, autocast):
     assert all((g is None) == (gradients(whole)[n] is None) for n, g in gradients(model).items())
 
 
+def test_layers_that_are_called_otherwise_leave_nothing():
+    torch.manual_seed(2)
+    model, x = scaled(), torch.randn(6, 8, requires_grad=True)
+    halves = Halves(model)
+    with halves.calling():
+        output = model(x)
+    with halves.leaving() as left:
+        output.sum().backward()
+    assert model[0] not in left.calls and model[0].weight.grad is not None and model[1] in left.calls
+
+
+def test_a_gradient_within_a_call_says_what_to_do():
+    model, x = nn.Sequential(nn.Linear(8, 8)), torch.randn(2, 8, requires_grad=True)
+    with Halves(model).calling(), pytest.raises(sluice.StateError, match="give pipeline=\"1f1b\""):
+        torch.autograd.grad(model(x).sum(), x)
+
+
+def test_the_second_half_is_in_an_estimate():
+    model, x = nn.Sequential(nn.Linear(16, 1 << 16)), torch.randn(1, 16, requires_grad=True)
+    halves = Halves(model)
+    with halves.calling(), halves.leaving() as left:
+        found = estimate_call(model, model, (x,), {}, True, left=left)
+    assert found.peak >= 4 * 16 << 16
+
+
 def test_gradients_of_several_passes_are_added_in_their_order():
     torch.manual_seed(1)
     whole = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
@@ -69,8 +114,10 @@ def test_gradients_of_several_passes_are_added_in_their_order():
     halves, waiting = Halves(model), []
     for x in parts:
         whole(x).square().sum().backward()
+        with halves.calling():
+            output = model(x)
         with halves.leaving() as left:
-            model(x).square().sum().backward()
+            output.square().sum().backward()
         waiting.append(left)
     for left in waiting:
         left.finish()
@@ -80,6 +127,8 @@ def test_gradients_of_several_passes_are_added_in_their_order():
 def test_a_layer_whose_input_has_no_gradient_leaves_nothing():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     halves = Halves(model)
+    with halves.calling():
+        output = model(torch.randn(4, 8))
     with halves.leaving() as left:
-        model(torch.randn(4, 8)).sum().backward()
+        output.sum().backward()
     assert list(left.calls) == [model[1]] and model[0].weight.grad is not None

@@ -329,7 +329,7 @@ def estimate_call(
                 unchecked, uncompiled = torch.autograd.set_detect_anomaly(False), torch.compiler.set_stance("force_eager")
                 with uncompiled, unchecked, fake, alive, NumbersFromTensors(), torch.set_grad_enabled(train), alive.casts_made_again():
                     kept = _step(called, call[0], call[1], train, alive)
-                    bytes_left = _drop(left, alive)
+                    bytes_left = _finish(left, alive)
             del call, tensors
             alive.take_back(what)
     except Error:
@@ -378,11 +378,11 @@ def _step(called: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], trai
     return kept
 
 
-def _drop(left: Left | None, alive: _Alive) -> int:
-    """Gives up what a backward pass has left, and returns its bytes."""
+def _finish(left: Left | None, alive: _Alive) -> int:
+    """Computes the gradients that a backward pass has left, and returns the bytes of what it has left."""
     before = alive.current
     if left is not None:
-        left.calls.clear()
+        left.finish()
     return before - alive.current
 
 

@@ -47,14 +47,16 @@ class Lags(NamedTuple):
     sent: int  # of which a border's messages in one direction may be under way
     ahead: int  # by which a shared table's lookups are ahead of the last stage's forward passes
     behind: int  # by which the gradients of lookups are behind its backward passes
+    looked_up: int  # as `sent`, of lookups
 
     @staticmethod
     def of(actions: Sequence[Action], stages: int, chunks: int) -> Lags:
         """Returns the lags of stages with these actions."""
         if chunks == 1:
-            return Lags(max(1, stages - 1), stages + 1, stages - 1)
+            return Lags(1, stages + 1, stages - 1, max(1, stages - 1))
         # A micro-batch comes from the last stage to the first one's next chunk after a group of them, which has at least as many as there
         # are stages. A larger one lets the stages be so much further apart.
         forward = (chunk for what, _, chunk in actions if what == "forward")
         group = len(list(itertools.takewhile(lambda chunk: chunk == 0, forward)))
-        return Lags(max(1, group - stages + 2), group + stages + 1, group)
+        sent = max(1, group - stages + 2)
+        return Lags(sent, group + stages + 1, group, sent)

@@ -162,7 +162,8 @@ class Stage:
                 cut.lookups.calls = calls_with(module, cut.lookups.weight)
         self._in_flight = session_of(module).demand.in_flight
         self._in_flight.calls = calls_in_flight(self._actions, self._chunks)
-        self._in_flight.halves = Halves(module) if any(what == "weights" for what, _, _ in self._actions) else None
+        if self.stages > 1 and any(what == "weights" for what, _, _ in self._actions):
+            self._in_flight.halves = Halves(module)
         assert optimizer is not None, "it trains"
         return module, optimizer
 
@@ -419,18 +420,20 @@ class _Step:
         self._lookups = Lookups() if pipe._cut_of is None else pipe._cut_of.lookups
         if self._lookups.are_made:
             ids = [pipe._here(inputs[IDS]) for inputs, _ in parts]
-            border = self._border(stages - 1 - stage, " (of a shared table)", kinds)
+            assert pipe._cut_of is not None, "there are other stages"
+            border = self._border(stages - 1 - stage, " (of a shared table)", kinds, pipe._cut_of.lags.looked_up)
             pipe._in_flight.bytes = self._lookups.begin(border, ids)
         self._outputs: dict[tuple[int, int], Any] = {}  # by item and chunk
         self._came: dict[tuple[int, int], dict[int, torch.Tensor]] = {}  # gradients of what was received, by item and chunk, and tensor
         self._left: dict[int, Left] = {}  # for gradients of weights, by item
         self.loss: Optional[torch.Tensor] = None
 
-    def _border(self, other: int, place: str, kinds: Sequence[Optional[list[Kind]]]) -> Border:
+    def _border(self, other: int, place: str, kinds: Sequence[Optional[list[Kind]]], sent: Optional[int] = None) -> Border:
+        """sent: of which messages in one direction may be under way, where it is not as between stages that follow each other."""
         number, ranks, cut = len(self._borders), self._pipe._of_pipeline.ranks, self._pipe._cut_of
         assert ranks is not None and cut is not None, "there are other stages"
         known = kinds[number] if kinds else None
-        self._borders.append(Border(ranks, other, known, self._pipe._device, place, cut.lags.sent, self._add_event))
+        self._borders.append(Border(ranks, other, known, self._pipe._device, place, cut.lags.sent if sent is None else sent, self._add_event))
         return self._borders[-1]
 
     def begin(self) -> None:
@@ -447,8 +450,9 @@ class _Step:
         looks_up = chunk == self._lookups.chunk
         if looks_up:
             self._lookups.item = item
-        begin = time.monotonic_ns()
-        self._outputs[item, chunk] = self._called(chunk, value, *self._parts[item])
+        begin, halves = time.monotonic_ns(), self._pipe._in_flight.halves
+        with contextlib.nullcontext() if halves is None else halves.calling():
+            self._outputs[item, chunk] = self._called(chunk, value, *self._parts[item])
         self._passed("forward", item, chunk, begin)
         if looks_up:
             self._lookups.after_forward(item)
@@ -504,8 +508,10 @@ class _Step:
             self._lookups.after_backward(item)
 
     def weights(self, item: int, chunk: int) -> None:
+        if (left := self._left.pop(item, None)) is None:
+            return  # a pipeline of one stage computes them with all else
         begin = time.monotonic_ns()
-        self._left.pop(item).finish()
+        left.finish()
         self._passed("gradients of weights", item, chunk, begin)
 
     def _passed(self, what: str, item: int, chunk: int, begin: int) -> None:
@@ -554,7 +560,7 @@ def _check(optimizer: Any, micro_batches: Any, pipeline: Any, chunks: Any, mesh:
             f"chunks is {chunks!r:.80}; it is how many chunks of layers each stage has, a whole number from 1 to {_MOST_CHUNKS}"
         )
     for name, why in _REFUSED.items():
-        if options.get(name):
+        if options.get(name) not in (None, False, "step"):
             raise InvalidArgumentError(f"{name} is given to a Pipeline: {why}; leave it out")
     if isinstance(device := options.get("device"), (list, tuple)):
         raise InvalidArgumentError(

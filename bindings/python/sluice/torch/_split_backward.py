@@ -7,38 +7,28 @@ import contextlib
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from ..errors import StateError
 from ._guards import override
 from ._modes import outside_of_graphs
-
-
-class _Weights(NamedTuple):
-    """The weights of a linear layer, as a call of it uses them, and where their gradients go."""
-
-    weight: torch.Tensor  # of (outputs, inputs), or (inputs, outputs) where it is transposed
-    bias: Optional[torch.Tensor]
-    is_transposed: bool  # as transformers' Conv1D has it
-    edges: list[GradientEdge]
 
 
 class _Call(NamedTuple):
     """A call of a linear layer whose weights have no gradients of it yet."""
 
-    edges: list[GradientEdge]
     is_transposed: bool
     inputs: torch.Tensor  # a row for each row of gradients
     gradients: torch.Tensor  # of the outputs
 
-    def give(self) -> list[torch.Tensor]:
-        """The gradients, by the products of PyTorch's own backward pass."""
+    def give(self, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients of the weight, and of the bias if there is one, by the products of PyTorch's own backward pass."""
         rows, outputs = self.inputs, self.gradients
-        found = [rows.t() @ outputs if self.is_transposed else outputs.t() @ rows]
-        return found if len(self.edges) == 1 else [*found, outputs.sum(0)]
+        found = rows.t() @ outputs if self.is_transposed else outputs.t() @ rows
+        return [found.to(parameters[0].dtype), *(outputs.sum(0).to(p.dtype) for p in parameters[1:])]
 
 
 class Left:
@@ -50,24 +40,49 @@ class Left:
     def finish(self) -> None:
         """Runs the second half, one layer after another."""
         while self.calls:
-            calls = self.calls.pop(next(iter(self.calls)))
-            edges = [edge for call in calls for edge in call.edges]
-            with torch.no_grad():
-                gradients = [gradient for call in calls for gradient in call.give()]
-            del calls
-            torch.autograd.backward(edges, gradients)  # which adds up those of several calls in their order
+            layer = next(iter(self.calls))
+            with torch.enable_grad():
+                _Weights.apply(self.calls.pop(layer), *_parameters(layer)).backward()
+
+
+class _Weights(torch.autograd.Function):
+    """A layer's second half. Its gradients have no other owner than autograd, which would copy them otherwise."""
+
+    @staticmethod
+    def forward(ctx: Any, calls: list[_Call], *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.calls, ctx.parameters = calls, parameters
+        return calls[0].inputs.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        calls: list[_Call] = ctx.calls
+        found = calls.pop(0).give(ctx.parameters)
+        while calls:  # in their order, as autograd adds them
+            for gradient, more in zip(found, calls.pop(0).give(ctx.parameters), strict=True):
+                gradient += more
+        return None, *found
 
 
 class Halves:
-    """Lets the linear layers of a model leave the gradients of their weights for later. Layers that share a weight, or whose inputs have no
-    gradients, leave none. Thread rule: one thread at a time."""
+    """Lets the linear layers of a model leave the gradients of their weights for later. Layers that share a weight, that have a forward() of
+    their own, or whose inputs have no gradients, leave none. Thread rule: one thread at a time."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._left: Optional[Left] = None
+        self._calls = False
         users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
         for module in model.modules():
             if _is_linear(module) and all(users[id(p)] == 1 for p in module.parameters(recurse=False)):
                 override(module, "forward", outside_of_graphs(_forward_of(self, module)))
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """A `with` for a call whose backward pass is in halves."""
+        self._calls = True
+        try:
+            yield
+        finally:
+            self._calls = False
 
     @contextlib.contextmanager
     def leaving(self) -> Iterator[Left]:
@@ -78,57 +93,68 @@ class Halves:
         finally:
             self._left = before
 
+    @property
+    def are_used(self) -> bool:
+        """Whether this is in such a call, or in a first half, where checkpoints call layers again."""
+        return self._calls or self._left is not None
+
     def leave(self, layer: torch.nn.Module, call: _Call) -> None:
-        assert self._left is not None, "a pipeline's backward passes leave them"
+        if self._left is None:
+            raise StateError(
+                "gradients are computed within a call of the model (torch.autograd.grad(), backward()), and those of weights are to come later "
+                'with pipeline="zb-h1"; give pipeline="1f1b"'
+            )
         self._left.calls.setdefault(layer, []).append(call)
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer's call, whose backward pass computes the gradient of its input alone."""
+    """A linear layer's call for rows, whose backward pass computes the gradient of its input alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weights: _Weights, leave: Callable[[_Call], None]) -> torch.Tensor:
-        weight, bias, ctx.is_transposed, ctx.edges = weights
-        ctx.leave = leave
+    def forward(
+        ctx: Any, x: torch.Tensor, is_transposed: bool, leave: Callable[[_Call], None], weight: torch.Tensor, bias: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        ctx.is_transposed, ctx.leave = is_transposed, leave
         ctx.save_for_backward(x, weight)
-        if not ctx.is_transposed:
+        if not is_transposed:
             return torch.nn.functional.linear(x, weight, bias)
         assert bias is not None, "Conv1D has one"
-        return torch.addmm(bias, _rows(x), weight).view(*x.shape[:-1], weight.shape[1])
+        return torch.addmm(bias, x, weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        rows = _rows(gradients[0])
-        ctx.leave(_Call(ctx.edges, ctx.is_transposed, _rows(x), rows))
-        return (rows @ (weight.t() if ctx.is_transposed else weight)).view(x.shape), None, None
+        ctx.leave(_Call(ctx.is_transposed, x, gradients[0]))
+        return gradients[0] @ (weight.t() if ctx.is_transposed else weight), None, None, None, None
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1, x.shape[-1])
+def _parameters(layer: Any) -> list[torch.nn.Parameter]:
+    return [p for p in (layer.weight, layer.bias) if p is not None]
 
 
-def _forward_of(halves: Halves, layer: Any) -> Callable[[torch.Tensor], Any]:
+def _forward_of(halves: Halves, layer: Any) -> Callable[..., Any]:
     """What is called in place of the layer's own forward()."""
+    is_transposed = type(layer) is not torch.nn.Linear
 
-    def forward(x: torch.Tensor) -> Any:
-        weight, bias, run = layer.weight, layer.bias, type(layer).forward
-        trained = [p for p in (weight, bias) if p is not None]
-        if not (torch.is_grad_enabled() and x.requires_grad and x.dim() > 1 and all(p.requires_grad for p in trained)):
-            return run(layer, x)
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, *trained = (t.to(dtype) for t in (x, *trained))
-        if any(p.dtype != x.dtype for p in trained):
-            return run(layer, x)  # which raises what PyTorch raises
-        values = [p.detach() for p in trained]
-        weights = _Weights(values[0], None if bias is None else values[1], type(layer) is not torch.nn.Linear, [*map(get_gradient_edge, trained)])
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given, trained = [*args, *kwargs.values()], _parameters(layer)
+        x, dtypes = given[0] if given else None, {p.dtype for p in trained}
+        if not isinstance(x, torch.Tensor) or not (halves.are_used and torch.is_grad_enabled() and x.requires_grad):
+            return type(layer).forward(layer, *args, **kwargs)
+        casts = torch.is_autocast_enabled(x.device.type)
+        # Of other shapes PyTorch adds the bias in another way.
+        is_by_rows = x.dim() == 2 or (x.dim() > 2 and (is_transposed or layer.bias is None or (x.dim() == 3 and x.is_contiguous())))
+        if not (is_by_rows and all(p.requires_grad for p in trained) and (casts or dtypes == {x.dtype})):
+            return type(layer).forward(layer, *args, **kwargs)
+        dtype = torch.get_autocast_dtype(x.device.type) if casts else x.dtype
+        rows, *values = (t.to(dtype) for t in (x.reshape(-1, x.shape[-1]), *(p.detach() for p in trained)))
         with torch.autocast(x.device.type, enabled=False):
-            return _Linear.apply(x, weights, functools.partial(halves.leave, layer))
+            output = _Linear.apply(rows, is_transposed, functools.partial(halves.leave, layer), *values)
+        return output.view(*x.shape[:-1], output.shape[-1])
 
     return forward
 
 
 def _is_linear(module: torch.nn.Module) -> bool:
     of_transformers = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
-    return type(module) in (torch.nn.Linear, of_transformers)
+    return type(module) in (torch.nn.Linear, of_transformers) and "forward" not in vars(module)
