@@ -67,9 +67,13 @@ def handlers_later() -> Iterator[Callable[[], None]]:
         came.append((number, frame))
 
     def run() -> None:
-        while came:
-            number, frame = came.pop(0)
-            handlers[number](number, frame)
+        try:
+            while came:
+                number, frame = came.pop(0)
+                handlers[number](number, frame)
+        finally:
+            if came:
+                run()
 
     try:
         if threading.current_thread() is threading.main_thread():  # no other one runs handlers
