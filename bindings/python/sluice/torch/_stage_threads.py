@@ -347,6 +347,8 @@ class _OptimizerOfStages(Optimizer):
             group.update((key, value) for key, value in own.items() if key != "params")
 
     def _update(self, factor: float) -> None:
+        if factor != 1:
+            raise StateError(f"the gradients of a Pipeline are to be multiplied by {factor:.6g} (GradScaler), which is for models that are wrapped whole")
         self._settings()
 
         def step(stage: int) -> None:
