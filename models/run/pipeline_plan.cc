@@ -478,6 +478,7 @@ class CutSearch {
       if (std::optional<PlannedCut> found = like_others()) improve(*std::move(found));
     }
     if (!best_ && !is_cut_short_) refuse();
+    if (best_ && best_->step() >= longest_) best_.reset();
     return std::move(best_);
   }
 
