@@ -271,7 +271,7 @@ TEST_F(GpuShardsOnDisk, AreNotUpdatedByGpus) {
     setup.ranks = {0, 2};
     setup.ranks.gpus_meet = gpus_meet;
     setup.updates = kDevice;
-    expect_error(ErrorCode::kInvalidArgument, {"updates on the GPU", "in host memory or on disk"},
+    expect_error(ErrorCode::kInvalidArgument, {"updates or state on the GPU", "in host memory or on disk"},
                  [&] { plan_of(setup); });
   }
 }
