@@ -509,7 +509,7 @@ class _Step:
 
     def weights(self, item: int, chunk: int) -> None:
         if (left := self._left.pop(item, None)) is None:
-            return  # a pipeline of one stage computes them with all else
+            return  # a pipeline of one stage has computed these gradients in its backward pass
         begin = time.monotonic_ns()
         left.finish()
         self._passed("gradients of weights", item, chunk, begin)

@@ -57,7 +57,7 @@ class _Weights(torch.autograd.Function):
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
         calls: list[_Call] = ctx.calls
         found = calls.pop(0).give(ctx.parameters)
-        while calls:  # in their order, as autograd adds them
+        while calls:  # autograd adds the gradients of several calls in this order
             for gradient, more in zip(found, calls.pop(0).give(ctx.parameters), strict=True):
                 gradient += more
         return None, *found
