@@ -18,6 +18,7 @@ struct Block {
   std::atomic<Block*> next{nullptr};
 };
 constinit Block first_block;
+constinit std::atomic<Block*> first_with_room{&first_block};  // where a search begins
 
 // Calls visit(range, begin). Other threads may remove the range meanwhile: what was read from it is valid
 // only if its begin is still the same afterwards.
@@ -66,9 +67,9 @@ void register_range(const void* begin, std::size_t bytes, std::size_t used, Rang
                     std::string_view name) {
   watch_forks_once();
   RegisteredRange* range = nullptr;
-  for (Block* block = &first_block; range == nullptr;) {
+  for (Block* block = first_with_room; range == nullptr;) {
     range = claim(*block);
-    if (range == nullptr) block = next_of(*block);
+    if (range == nullptr) first_with_room = block = next_of(*block);
   }
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
   const std::size_t length = std::min(name.size(), sizeof range->name - 1);
@@ -89,6 +90,7 @@ void unregister_range(const void* begin) {
       removed |= range.begin.compare_exchange_strong(found, RegisteredRange::kFree);
   });
   ensure(removed, "no range of the allocator begins at {}", begin);
+  first_with_room = &first_block;
 }
 
 void retire_range(const void* begin) {
