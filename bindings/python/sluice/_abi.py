@@ -255,7 +255,6 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_steps": [c_void_p, POINTER(c_uint64)],
     "sluice_engine_in_step": [c_void_p, POINTER(c_uint32)],
     "sluice_engine_failure": [c_void_p, _TEXT_OUT],
-    "sluice_engine_save": [c_void_p, c_char_p, c_uint64, _TEXT_OUT],
     "sluice_engine_save_with_files": [c_void_p, c_char_p, c_uint64, POINTER(File), c_size_t, _TEXT_OUT],
     "sluice_engine_find_checkpoint": [c_void_p, c_char_p, _TEXT_OUT],
     "sluice_engine_checkpoint_file": [c_void_p, c_char_p, c_char_p, _TEXT_OUT],
