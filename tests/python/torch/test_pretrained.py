@@ -211,6 +211,7 @@ def test_what_is_no_type(tmp_path):
         (lambda: sluice.Engine([], option=None), r"Engine\(\).*'option'; did you mean 'options'"),
         (lambda: sluice.Engine.save(None, "out", kep=1), r"save\(\).*'kep'; did you mean 'keep'"),
         (lambda: sluice.torch.close(None, value=False), r"close\(\).*'value'; did you mean 'values'"),
+        (lambda: sluice.torch.estimate(None, None, trian=True), r"estimate\(\).*'trian'; did you mean 'train'"),
         (lambda: sluice.torch.full_parameters(None, write_back=False), r"full_parameters\(\).*'write_back'; did you mean 'writeback'"),
     ]:  # fmt: skip
         with pytest.raises(TypeError, match=says):

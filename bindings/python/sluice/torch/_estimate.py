@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ..errors import Error, InvalidArgumentError
+from ..errors import Error, InvalidArgumentError, knows_its_keywords
 from ..model import Size, size_of
 from ._estimate_values import ON_VALUES, NumbersFromTensors, Values
 from ._gpu import CPU, HOST, WORKSPACES, Gpu
@@ -255,6 +255,7 @@ def reserve_for(found: Estimate) -> int:
     return with_margin(found.peak) + WORKSPACES
 
 
+@knows_its_keywords
 def estimate(model: torch.nn.Module, batch: Any, train: bool, device: torch.device = CPU) -> Estimate:
     """Estimates a step on a batch: what the model is called with, a dict of keyword arguments, a tuple of arguments, or one argument, of
     whose tensors shapes and types count, and values where the model depends on them. Where the output has no `loss`, a cross entropy of
