@@ -141,6 +141,51 @@ def test_modules_of_sluice_torch_import_each_other_one_way_and_at_the_top():
     assert {module: late for module, (_, late) in found.items() if late} == {}
 
 
+# Names of PyTorch that begin with _, which may change with each of its versions, and for which it has no others.
+PRIVATE = set(
+    "_C _amp_foreach_non_finite_check_and_unscale_ _autograd _backward_hooks _call_impl _compiled_call_impl _composable "
+    "_current_graph_task_id _dynamo _engine_run_backward _flat_weights _foreach_ _foreach_supported_types _foreach_utils _functorch "
+    "_grouped_mm _make_wrapper_subclass _modules _non_persistent_buffers_set _post_accumulate_grad_hooks _python_dispatch _schema "
+    "_subclasses _to_copy _top_saved_tensors_default_hooks _version".split()
+)
+OTHERS = {  # of transformers, of namedtuples, and attributes that the package gives to modules and parameters
+    "_fields", "_from_config", "_get_dtype_plan", "_init_weights", "_is_hf_initialized", "_keys_to_ignore_on_load_unexpected",
+    "_reset_parameters", "_before_wrap", "_sluice", "_sluice_drawn", "_sluice_pipeline",
+}  # fmt: skip
+
+
+def private_names(node):
+    """The names in a node that begin with _, or that text in it is."""
+    names = []
+    if isinstance(node, ast.Attribute):
+        names = [node.attr]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        names = [node.value]
+    elif isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, "level", 0):
+        names = ".".join([getattr(node, "module", ""), *(alias.name for alias in node.names)]).split(".")
+    return {name for name in names if name.isidentifier() and name.startswith("_") and not name.startswith("__")}
+
+
+def own_names(node):
+    """The names that a node gives something of the package."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(getattr(node, "ctx", None), ast.Store):
+        is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+        return {node.id} if isinstance(node, ast.Name) else {node.attr} if is_own else set()
+    return set()
+
+
+def test_sluice_torch_uses_few_private_names_of_pytorch():
+    nodes = [
+        node
+        for path in (ROOT / "bindings" / "python" / "sluice").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    own = set().union(*map(own_names, nodes))
+    assert set().union(*map(private_names, nodes)) - own == PRIVATE | OTHERS
+
+
 @pytest.mark.parametrize("folder", ["bench", "bindings/python/sluice", "examples", "scripts", "tests"])
 def test_python_files_can_be_read(folder):
     """No test runs what measures beside peers."""
