@@ -138,6 +138,8 @@ def test_other_writes_are_refused():
     for write in (gradient.sign_, lambda: gradient.masked_fill_(gradient > 0, 0.0), gradient.t_):
         with pytest.raises(sluice.StateError, match=r"gradient of 'first.weight' is written by aten.*copy_\(\) that"):
             write()
+    with pytest.raises(sluice.StateError, match=r"_foreach_mul_\(\) .* one number for all of them; call mul_\(\) of each"):
+        torch._foreach_mul_([gradient, model.last.weight.grad], [2.0, 3.0])
     row = gradient[0]
     gradient.mul_(2.0)
     row.zero_()

@@ -525,23 +525,18 @@ def _foreach_norm(values: Any, ord: Any = 2, dtype: Any = None) -> Any:
     return list(torch.tensor(alone, dtype=kind, device=device).unbind())
 
 
-def _foreach(func: Any, values: Any, others: Any) -> None:
+def _foreach(func: Any, values: Any, other: Any) -> None:
     """Multiplies, divides or clamps many gradients: all at once where they are multiplied by one number, else one after another, since
     copies of all may not fit."""
-    name = name_of(func).removeprefix("_foreach_")
-    many = others if isinstance(others, (list, tuple)) else [others] * len(values)
-    if len(many) != len(values):
-        raise ValueError(f"{name_of(func)} is called with {len(values)} gradients and {len(many)} numbers")
-    different = {id(other): other for other in many}  # each tensor's number is asked once: for one on a GPU that is a wait
-    numbers = {key: _scalar(other) for key, other in different.items()}
-    only = next(iter(numbers.values())) if len(numbers) == 1 else None
-    if only and name in ("mul_", "div_") and all(type(value) is Gradient for value in values):
-        return _multiply_all(values, only if name == "mul_" else 1.0 / only)
+    name, number = name_of(func).removeprefix("_foreach_"), _scalar(other)
+    if number and name in ("mul_", "div_") and all(type(value) is Gradient for value in values):
+        return _multiply_all(values, number if name == "mul_" else 1.0 / number)
+    if number is None:
+        raise StateError(f"{name_of(func)}() of wrapped models' gradients takes one number for all of them; call {name}() of each")
     of_one = getattr(_aten, name)
-    by_number = of_one.Scalar if "Scalar" in of_one.overloads() else of_one.default
-    for value, other in zip(values, many, strict=True):
-        number = numbers[id(other)]
-        _run(of_one.Tensor if number is None else by_number, (value, other if number is None else number), {})
+    of_number = of_one.Scalar if "Scalar" in of_one.overloads() else of_one.default
+    for value in values:
+        _run(of_number, (value, number), {})
 
 
 def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
