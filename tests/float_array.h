@@ -22,8 +22,8 @@ inline void set_value(Array array, std::size_t i, float value) {
     array.f16()[i] = to_f16(value);
 }
 
-// What follows goes over millions of elements, which takes most of the time of tests that train. It is
-// compiled for that, in a file of its own.
+// These functions go over millions of elements, which takes most of the time of tests that train. They are
+// compiled for that, in a file of their own.
 
 // Each of n numbers gets, or adds, of_value * the value + of_noise * a number + constant. The numbers are
 // from 0 to 100, look like noise, and repeat after 101. Without values these count as 0.

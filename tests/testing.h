@@ -35,7 +35,7 @@
 #include <utility>
 #include <vector>
 
-// What tests use of googletest and of the standard library, which is compiled once for all of them.
+// Names that tests use of googletest and of the standard library, which is compiled once for all of them.
 namespace sluice {
 using ::testing::AllOf;
 using ::testing::AnyOf;

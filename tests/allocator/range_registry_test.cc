@@ -27,7 +27,7 @@ TEST(RangeRegistryTest, ARangeIsFoundFromItsFirstAddressToItsLast) {
   EXPECT_EQ(find_range(kBase), nullptr);
 }
 
-// What a thread sees of its own addresses must not depend on ranges above them that come and go meanwhile.
+// A thread must find its own addresses, although ranges above them come and go meanwhile.
 TEST(RangeRegistryTest, ARangeThatComesAndGoesIsNotFoundElsewhere) {
   std::atomic<bool> over{false};
   std::thread other([&] {

@@ -3,7 +3,7 @@
 #include "cuda/gpu.h"
 #include "testing.h"
 
-// What `sluice doctor` says of GPUs, on the fake driver. Whatever is wrong is a finding, with what to do
+// `sluice doctor` describes GPUs, here on the fake driver. Each defect is a finding that says what to do
 // about it.
 namespace sluice::cli::doctor_gpu_test {
 

@@ -4,7 +4,7 @@
 #include "bindings/ranks_runs.h"
 #include "testing.h"
 
-// What a person might put in the program's way on purpose: it says so, ends by itself, and changes nothing.
+// A person may put things in the program's way on purpose: it says so, ends by itself, and changes nothing.
 namespace sluice::cli::hostile_input_test {
 
 using std::chrono::steady_clock;

@@ -35,7 +35,7 @@ TEST_F(MachinePlan, NeedsNothingOfThatMachineHere) {
   EXPECT_EQ(plan["budget"]["disk"], 70 * 1024 * kGiB);
 }
 
-// What ranks hold to talk to each other depends on which of them share memory.
+// The memory that ranks hold to talk to each other depends on which of them share memory.
 TEST_F(MachinePlan, CountsTheLinksOfRanksByTheirHosts) {
   const auto plan = [&](int ranks, int hosts) {
     return Json::parse(succeed({"plan", "--model", "tiny", "--seq", "32", "--stage", "0", "--machine",

@@ -12,8 +12,7 @@ class PipelineRunsTest : public RanksTest {
   PipelineRunsTest() : RanksTest(4) {}  // a block for each of two chunks of two stages
 };
 
-// What a rank reads is the same in each step but the first, which begins with what was loaded; what it
-// receives, too.
+// A rank reads and receives the same bytes in each step but the first, which begins with what was loaded.
 TEST_F(PipelineRunsTest, MoveWhatTheirPlansSay) {
   int runs = 0;
   for (const Partition& mesh : {Partition{3, "0", "disk", "--mesh pipeline=3 --group 1 --pipeline zb-h1"},

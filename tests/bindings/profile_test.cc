@@ -127,7 +127,7 @@ TEST_F(ProfileTest, OnlyAReportIsReplaced) {
   EXPECT_EQ(train({}).status, 0);
 }
 
-// Those of ranks that take no part would be taken for a part of this run.
+// Files of ranks that take no part would be taken for a part of this run.
 TEST_F(ProfileTest, OfAbsentRanksAreRemoved) {
   const std::filesystem::path own = profile_;
   const std::string stem = (own.parent_path() / own.stem()).string();

@@ -79,7 +79,7 @@ class RanksTest : public ::testing::Test {
   std::string on_disk() const {
     return " --place-parameters disk --place-gradients disk --place-state disk --disk " + (folder_ / "disk");
   }
-  // What the program plans for a run.
+  // Returns the program's plan for a run.
   static Json planned(std::vector<std::string> run) {
     run[0] = "plan";
     run.push_back("--json");

@@ -89,7 +89,7 @@ TEST_F(RanksTest, TakeAndMoveWhatThePlanSaysWithShardsOnDisk) {
   }
 }
 
-// What is gathered after a step may come in the next one, so that three steps are taken together.
+// A gather after a step may end in the next one, so that three steps are taken together.
 TEST_F(RanksTest, TakeAndReceiveWhatThePlanSays) {
   for (const std::string stage : {"1", "2 --reproducible --clip 0"}) {
     const std::string flags = "--stage " + stage;

@@ -3,7 +3,7 @@
 #include "core/json.h"
 #include "testing.h"
 
-// What runs have written, for tests that compare runs.
+// Functions that read the outputs of runs, for tests that compare runs.
 namespace sluice::cli {
 
 // The files with tensors of the run's checkpoint after that step, below 10.
@@ -24,7 +24,7 @@ inline std::vector<Json> rows_of(const std::string& metrics) {
   return all;
 }
 
-// What a page that --profile wrote shows; null where there is none.
+// Returns the data of a page that --profile wrote; null where there is none.
 inline Json profile_of(const std::string& page) {
   static const std::string kStart = "<script type=\"application/json\" id=\"profile\">";
   const std::string text = file_text(page);

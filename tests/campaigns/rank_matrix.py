@@ -253,7 +253,7 @@ class Matrix:
         self.twins = {}
 
     def twin(self, cell, goes_on=None):
-        """What a twin gives, or where its checkpoint goes on as another cell, this one."""
+        """Returns the result of the cell's twin, or of the twin whose checkpoint goes on as another cell."""
         key = (cell, cell if goes_on is None else goes_on)
         if key not in self.twins:
             with tempfile.TemporaryDirectory() as name:

@@ -253,7 +253,7 @@ TEST_P(Conformance, AMessageIsNotHeldUpByThoseThatBeginAfterIt) {
   });
 }
 
-// What rank `rank` serves under a key and a version.
+// Returns the bytes that rank `rank` serves under a key and a version.
 std::vector<std::byte> served(int rank, std::uint64_t key, std::uint64_t version, std::size_t size) {
   std::vector<std::byte> bytes(size);
   for (std::size_t i = 0; i < size; ++i)

@@ -5,7 +5,7 @@
 #include "core/dtype.h"
 #include "testing.h"
 
-// What ranks are told when something goes wrong: which rank it was, and what it did.
+// When something goes wrong, all ranks are told which rank it was, and what it did.
 namespace sluice::comm::failures_test {
 
 using std::chrono::milliseconds;
@@ -151,7 +151,7 @@ TEST(Failure, OfARankOutsideEndsAGroupsCalls) {
     if (comm.rank() == 3) comm.fail("the loss is nan", ErrorCode::kNotFinite);
     const std::vector<int> members = comm.rank() % 2 == 0 ? std::vector{2, 0} : std::vector{3, 1};
     if (comm.rank() == 3) return comm.all_reduce(1, "x", array_of(comm), 10, done);
-    // What rank 0 waits for does not come from rank 2, nor from rank 1.
+    // Rank 0 waits for a message that comes neither from rank 2 nor from rank 1.
     if (comm.rank() == 2)
       return comm.receive(3, 4, "nothing", std::as_writable_bytes(doubles_of(comm)), done);
     comm.group(members)->all_reduce(1, "x", array_of(comm), 10, done);
@@ -368,7 +368,7 @@ TEST(Leaving, LetsOthersReceiveWhatWasSent) {
   });
 }
 
-// What is under way when a rank ends itself ends with an error, and nothing is called twice.
+// Calls that are under way when a rank ends itself end with an error, and nothing is called twice.
 TEST(Leaving, EndsWhatIsUnderWay) {
   LocalMemory memory(2, kTestRing);
   allocator::Ledger ledger;

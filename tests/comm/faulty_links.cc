@@ -16,7 +16,7 @@ class FaultyLinks final : public Links {
         faults_(faults),
         random_(faults.seed * 1000 + static_cast<std::uint64_t>(inner_->rank())),
         held_(static_cast<std::size_t>(inner_->size())) {}
-  // What was sent arrives, as if it had been on its way.
+  // Packets that were sent arrive, as if they had been on their way.
   ~FaultyLinks() override {
     const auto until = Clock::now() + std::chrono::seconds(10);
     for (int to = 0; to < inner_->size(); ++to)

@@ -100,7 +100,7 @@ std::vector<float> sum(Communicator& comm, std::vector<Values> values, const Sum
   return {begin + borders[rank], begin + borders[rank + 1]};
 }
 
-// What a rank does not give is no number here, and -0 there, where it is sent.
+// An element that a rank does not give is NaN here, and -0 where it is sent.
 TEST_P(GivenTest, HaveTheBitsOfSumsToWhichAllElementsAreGiven) {
   const auto given = std::make_shared<const Given>(some_of(elements(), ranks()));
   std::vector<std::size_t> numbers{0};
@@ -119,7 +119,7 @@ TEST_P(GivenTest, HaveTheBitsOfSumsToWhichAllElementsAreGiven) {
                          order, scatter, given, id + 1);
           ASSERT_EQ(some.size(), whole.size());
           for (std::size_t i = 0; i < some.size(); ++i) {
-            // What is no number here, nobody gives.
+            // An element is NaN where nobody gives it.
             const std::uint32_t expected =
                 std::bit_cast<std::uint32_t>(std::isnan(some[i]) ? -0.0f : some[i]);
             ASSERT_EQ(std::bit_cast<std::uint32_t>(whole[i]), expected) << i;

@@ -143,7 +143,7 @@ TEST(HostLinks, RefuseAGreetingThatIsNone) {
   }
 }
 
-// What is offered as memory is looked at before it is used.
+// A descriptor that is offered as memory is checked before it is used.
 TEST(HostLinks, RefuseMemoryThatIsNone) {
   const Watchdog watchdog;
   LocalMemory memory(2, kTestRing);

@@ -4,7 +4,7 @@
 #include "comm/worlds.h"
 #include "testing.h"
 
-// What comes to a host from others. That the sums are right is a matter of the conformance tests.
+// A host receives no more from others than it needs. The conformance tests show that the sums are right.
 namespace sluice::comm::hosts_test {
 
 class HostsTest : public testing::TestWithParam<std::tuple<World, int>> {
@@ -12,7 +12,7 @@ class HostsTest : public testing::TestWithParam<std::tuple<World, int>> {
   World world() const { return std::get<0>(GetParam()); }
   int ranks() const { return std::get<1>(GetParam()); }
   std::size_t host(int rank) const { return static_cast<std::size_t>(host_of(world(), rank)); }
-  // What parts of ranks of the same host, or of others, have.
+  // Returns how many elements the parts of ranks of the same host, or of others, have.
   std::size_t elements(int rank, bool of_host, const std::vector<std::size_t>& borders) const {
     std::size_t sum = 0;
     for (int other = 0; other < ranks(); ++other)

@@ -21,7 +21,7 @@ TEST(Mesh, NumbersRanksSoThatThoseOfTheLastAxisAreNeighbours) {
   EXPECT_NE(mesh, other);
 }
 
-// Whatever the axes: each rank is in one group of each axis, at its coordinate, and no two ranks share all
+// With any axes each rank is in one group of each axis, at its coordinate, and no two ranks share all
 // coordinates.
 TEST(Mesh, PutsEachRankInOneGroupOfEachAxis) {
   for (const char* text :

@@ -12,7 +12,7 @@
 #include "thrown.h"
 #include "variable.h"
 
-// What is particular to MPI and its launchers.
+// These tests are about MPI and its launchers alone.
 namespace sluice::comm {
 namespace mpi_test {
 
@@ -150,7 +150,8 @@ TEST_F(MpiTest, BeginsOnceInAProcess) {
   expect_error(ErrorCode::kState, {"can begin only once"}, [] { load_mpi(); });
 }
 
-// What others have set for signals of defects must stay: the engine serves touches of absent units there.
+// Handlers that others have set for signals of defects must stay: the engine serves touches of absent units
+// there.
 TEST_F(MpiTest, LeavesSignalsAsTheyWere) {
   if (!find_mpi_launcher()) return expect_success_under_mpirun(2);
   std::vector<void (*)(int)> before;

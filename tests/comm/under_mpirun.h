@@ -44,7 +44,7 @@ class MpirunProcess {
       ::close(file);
       return;
     }
-    // Who tests in a container is root there.
+    // In a container, tests run as root.
     ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     ::setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     // A test among its words is run, whatever share of the tests this process has.

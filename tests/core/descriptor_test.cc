@@ -51,7 +51,7 @@ TEST_F(OpenFileTest, ErrorsOfTheSystemNameThePath) {
   EXPECT_GE(open_file(folder_.path("made"), O_RDWR | O_CREAT).get(), 0);
 }
 
-// What is written beside a file, until it has its name, must not be found beforehand.
+// Nobody must be able to plant a file where another one will be written until it has its name.
 TEST_F(OpenFileTest, TemporaryFilesHaveNamesThatNobodyForesees) {
   const NewFile one = make_file(folder_.path("f.tmp-"), O_WRONLY, 0600);
   const NewFile other = make_file(folder_.path("f.tmp-"), O_WRONLY, 0600);

@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "testing.h"
 
-// What clients do with CUDA's own functions, of the driver on which the tests run.
+// These functions call CUDA's own functions as clients do, of the driver on which the tests run.
 namespace sluice {
 
 template <class Function>

@@ -3,7 +3,7 @@
 #include "cuda/kernel_test.h"
 #include "thrown.h"
 
-// What a client captures goes on whatever is called of a Device meanwhile, on its thread or on others.
+// A client's capture goes on whatever is called of a Device meanwhile, on its thread or on others.
 namespace sluice::capture_test {
 
 class CaptureTest : public KernelTest, public testing::WithParamInterface<CUstreamCaptureMode> {

@@ -61,8 +61,7 @@ Case with_parameters_on_the_gpu_and_on_disk() {
   return setup;
 }
 
-// What an update has written to the GPU may still be in a slot when the disk could bring the next chunk
-// there.
+// A slot may still hold chunks that go to the GPU when the disk could bring the next chunk there.
 TEST_F(CpuUpdatesTest, WhatTheDiskBringsWaitsForWhatStillGoesToTheGpu) {
   Case setup = with_parameters_on_the_gpu_and_on_disk();
   setup.steps = 2;
@@ -216,7 +215,7 @@ TEST_F(CpuUpdatesTest, TheCallerWaitsForTheNormAlone) {
   }
 }
 
-// What the link saves, and what both processors take, says who updates.
+// The bytes that the link saves, and the time that both processors take, decide which of them updates.
 TEST_F(CpuUpdatesTest, ThePlanChoosesWhatTheCpuUpdates) {
   Case setup{.places = {kHost, kHost, kHost}, .blocks = 6};
   const auto by_cpu = [&](double link, double memory, double gpu_update = 1e-15) {

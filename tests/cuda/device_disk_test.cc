@@ -4,7 +4,7 @@
 #include "cuda/gpu.h"
 #include "offload/test_files.h"
 
-// What is on disk, and a GPU computes with.
+// Units are on disk, and a GPU computes with them.
 namespace sluice::engine::device_disk_test {
 
 using DeviceDiskTest = GpuTest;
@@ -32,8 +32,8 @@ struct OnDisk {
   std::byte* const on_gpu = reinterpret_cast<std::byte*>(memory.address());
 };
 
-// What the CPU reads for itself comes where the GPU still copies what was there: somebody waits for that, and
-// not the caller.
+// The CPU reads into memory from which the GPU still copies: a thread waits for that copy, and the caller
+// does not.
 TEST_F(DeviceDiskTest, TheCallerDoesNotWaitWhereTheCpuReads) {
   if (fake() != nullptr) fake()->begin({.schedule = Schedule::kLate});
   OnDisk on_disk;

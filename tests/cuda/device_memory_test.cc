@@ -97,7 +97,7 @@ TEST_F(DeviceMemoryTest, AHomeGetsWhatItWasAssigned) {
   EXPECT_EQ(pool.maps(), 5U);
   pool.take_away(one, reached(*device, users));
   pool.take_away(other, reached(*device, users));
-  // What is mapped already stays where it is.
+  // Extents that are mapped already stay where they are.
   pool.assign(other, {2, 1});
   place(other);
   EXPECT_EQ(pool.maps(), 5U);

@@ -34,7 +34,7 @@ class DevicePagerTest : public GpuTest {
     backings_->allocate();
     pager_->start(kHugePage, extents);
   }
-  // What a client queues while it holds the unit.
+  // Queues work of a client that holds the unit.
   void fill(HoldingId holding, int value) {
     std::byte* const data = pager_->acquire(holding, Pager::Use::kModify);
     const DeviceWork::Memory memory{data, kBytes};

@@ -344,7 +344,7 @@ TEST_F(DeviceShardsTest, ThatArePassedNeedNoMorePlacesThanOne) {
         true, 1, kManyElements);
 }
 
-// What the client computes with the memory before may itself wait for other ranks, which wait for places.
+// The work that the client queued before may itself wait for other ranks, which wait for places.
 TEST_F(DeviceShardsTest, ThatArePassedAreAskedForWhenTheUnitsMemoryIsFree) {
   SLUICE_NEEDS_THE_FAKE();
   run(

@@ -344,7 +344,7 @@ struct OnGpu {
   AnyOrderEngine& engine;
   Client client;
 
-  // What the client copies in a step of one micro-batch.
+  // Returns the bytes that the client itself copies in a step of one micro-batch.
   std::uint64_t own_bytes() const {
     std::uint64_t bytes = 0;
     for (UnitId unit = 0; unit < engine.layout().units().size(); ++unit)

@@ -183,7 +183,7 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   }
 }
 
-// What of them stays in frames from one micro-batch to the next one is planned as if it moved.
+// The plan counts gradients that stay in frames from one micro-batch to the next one as if they moved.
 TEST_F(DeviceEngineTest, GradientsThatWaitInTheHostMoveWithEachMicroBatchAsPlanned) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup{.places = {kDevice, kHost, kDevice}, .updates = kDevice};
@@ -219,7 +219,7 @@ TEST_P(DeviceEngineFailuresTest, EachCallThatFailsIsAnErrorAndNothingIsLeft) {
   setup.places = {kHost, kHost, kHost};
   setup.blocks = 1, setup.steps = 1;
   std::map<std::string, std::uint64_t> calls;
-  // What fails when the engine ends has nobody to be told.
+  // A call that fails when the engine ends is reported to nobody.
   const auto scenario = [&] {
     train_on_gpu(setup, *device_, [&](Made&) { calls = fake()->counts().calls; });
   };

@@ -5,8 +5,8 @@
 #include "testing.h"
 #include "thrown.h"
 
-// What a plan for a GPU is made by is measured on that GPU, and nothing is left of the measurement. How fast
-// the fake is says nothing.
+// The rates that a plan for a GPU is made by are measured on that GPU, and the measurement leaves nothing.
+// The fake's speed says nothing.
 namespace sluice::engine::gpu_rates_test {
 
 class GpuRatesTest : public KernelTest {
@@ -68,7 +68,7 @@ TEST_F(GpuRatesTest, AnOptimizerWithoutStateHasARateToo) {
   EXPECT_NE(measured(8 * kMiB, kGiB, true, "sgd").gpu.update_seconds, GpuRates().update_seconds);
 }
 
-// What a GPU does not update has no rate there.
+// An optimizer that a GPU does not update has no rate there.
 TEST_F(GpuRatesTest, AnOptimizerOfTheCpuAloneKeepsTheGpusRate) {
   const MachineRates rates = measured(8 * kMiB, kGiB, true, "adafactor");
   EXPECT_EQ(rates.gpu.source, Source::kMeasured);

@@ -119,8 +119,8 @@ TEST_F(GpuShardsOnDisk, MayBeOthersOnEachRank) {
   EXPECT_TRUE(found == expected);
 }
 
-// What is read for fetches serves all ranks that come together; ranks that come apart read again. What is
-// fetched is planned as if nothing of a unit were still in frames.
+// A read for a fetch serves all ranks that come together; ranks that come apart read again. The plan counts
+// fetches as if nothing of a unit were still in frames.
 TEST_F(GpuShardsOnDisk, MoveAsManyBytesAsIsPlanned) {
   SLUICE_NEEDS_THE_FAKE();
   for (const auto& [optimizer, dtype] : {std::pair{"adamw", Dtype::kF32}, {"adafactor", Dtype::kBf16}}) {

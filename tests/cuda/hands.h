@@ -13,7 +13,7 @@ inline float noise(std::size_t parameter, std::size_t element, std::size_t round
   return static_cast<float>((mixed ^ mixed >> 15) % 1021) * 0.001f - 0.51f;
 }
 
-// What the client does with memory that the engine computes on.
+// The client's own work on memory that the engine computes on.
 class Hands {
  public:
   virtual ~Hands() = default;

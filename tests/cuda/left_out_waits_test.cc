@@ -17,12 +17,12 @@ enum Stream { kClient, kIn, kOut, kChunksIn, kChunksOut, kNumbers, kUpdates, kRa
 constexpr const char* kNames[] = {"the client's", "in",      "out",   "chunks in", "chunks out",
                                   "numbers",      "updates", "ranks", "brought",   "borrowed"};
 
-// Those that a stream has to wait for itself. Others it needs not, since it has waited for a third one that
-// has, or since the caller has: before anything is updated, for the norm. What the client changes while it
-// goes out goes out again, over what went out then. A shard is brought to a place, and copied from there,
-// when the caller has waited for what was there before. Before others use what a piece brings, the thread
-// that exchanges it has waited for the stream of ranks. That chunks in wait for what goes out, and for
-// updates where gradients alone stream, shows here in some runs only.
+// Returns the streams that a stream has to wait for itself. It needs not wait for others, since it has waited
+// for a third one that has, or since the caller has: before anything is updated, for the norm. A value that
+// the client changes while it goes out goes out again, over the first copy. A shard is brought to a place,
+// and copied from there, when the caller has waited for the one that was there before. Before others use a
+// piece, the thread that exchanges it has waited for the stream of ranks. Chunks in wait for gradients that
+// go out, and for updates where gradients alone stream, which shows here in some runs only.
 std::vector<Stream> awaited_by(Stream stream) {
   switch (stream) {
     case kClient:
@@ -172,7 +172,7 @@ class LeftOutWaitsTest : public KernelTest {
     if (left_out) fake()->leave_out(*left_out);
     bool is_right = false;
     {
-      // What fails at the end, too, is expected here.
+      // Failures at the end are expected here, too.
       testing::TestPartResultArray failures;
       const testing::ScopedFakeTestPartResultReporter reporter(
           testing::ScopedFakeTestPartResultReporter::INTERCEPT_ALL_THREADS, &failures);

@@ -40,7 +40,7 @@ class NcclTest : public GpuTest {
   }
 };
 
-// What ranks send each other, and themselves, round after round in the same memory.
+// Messages that ranks send each other, and themselves, round after round in the same memory.
 class Mailbox {
  public:
   Mailbox(const Joined& joined)
@@ -200,7 +200,7 @@ TEST_F(NcclTest, AnErrorOfNcclFailsTheRun) {
     joined.communicator.barrier(1, "both are there");
     if (joined.communicator.rank() == 0) fake()->fail("ncclGroupEnd", 0, 6);
     joined.communicator.barrier(1, "both are there");
-    // Whoever comes first has the error, and the other one hears of it.
+    // The rank that comes first has the error, and the other one hears of it.
     expect_error(ErrorCode::kIo, {"remote process exited"}, [&] {
       try {
         mailbox.exchange(0);

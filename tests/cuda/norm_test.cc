@@ -1,6 +1,6 @@
 #include "cuda/engine_fixture.h"
 
-// What an engine on a GPU knows of its gradients as a whole.
+// An engine on a GPU takes norms of all its gradients.
 namespace sluice::engine::twins::norm_test {
 
 // One number comes of 2^20 elements, and a few more where a parameter does not end with so many.

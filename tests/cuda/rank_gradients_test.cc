@@ -111,7 +111,7 @@ TEST_F(RanksOnGpusTest, AddUpTheirOwnPartsOfGradients) {
   }
 }
 
-// What is done with gradients between their sums and the step, by all ranks alike or not.
+// Ranks drop, keep and multiply gradients between their sums and the step, all alike or not.
 TEST_F(RanksOnGpusTest, PartsOfGradientsAreDroppedAndKeptByAllRanksAlike) {
   Case setup;
   setup.ends = true, setup.rows = 300;
@@ -266,9 +266,9 @@ TEST_F(RanksOnGpusTest, SumsAreMadeBeforeTheMicroBatchEnds) {
   }
 }
 
-// What interrupts a step while its sums go on: it is abandoned, when ranks have begun different ones, and
-// made again; or more is added to what is being summed, and what comes behind it does not come to one of
-// them.
+// A step is interrupted while its sums go on: it is abandoned, when ranks have begun different ones, and made
+// again; or more is added to what is being summed, and the next unit's gradient does not come to one of the
+// ranks.
 TEST_F(RanksOnGpusTest, SumsThatGoOnAreJoinedByAll) {
   struct Stop {};
   static constexpr UnitId kAgain = 5;  // to which ranks come first
@@ -322,8 +322,8 @@ TEST_F(RanksOnGpusTest, SumsThatGoOnAreJoinedByAll) {
   }
 }
 
-// What is left of a narrow gradient that was dropped is no part of a sum; and each rank gives what it has in
-// the type in which it has it.
+// The rest of a narrow gradient that was dropped is no part of a sum; and each rank gives its gradient in the
+// type in which it has it.
 TEST_F(RanksOnGpusTest, RanksWithNoGradientAndWithSeveralAddToOneOfAnother) {
   Case setup;
   setup.dtype = Dtype::kBf16;

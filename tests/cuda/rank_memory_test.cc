@@ -12,7 +12,7 @@ namespace rank_memory_test {
 std::size_t bytes_of(int rank, int ranks) {
   return static_cast<std::size_t>(ranks - 1 - rank) * 16 * kHugePage;
 }
-// What a process takes for itself while it looks at memory of others.
+// A process takes so much for itself while it looks at memory of others.
 constexpr std::size_t kBeside = 8 * kMiB;
 
 class RankMemoryTest : public DeviceEngineTest {

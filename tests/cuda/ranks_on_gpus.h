@@ -7,7 +7,7 @@
 // Ranks that compute on GPUs, each on one of its own, beside as many that compute on the CPU.
 namespace sluice::engine::twins {
 
-// What is partitioned, what updates, where parameters, gradients and state are, and what joins the GPUs.
+// The stage, the processor that updates, the tiers of parameters, gradients and state, and the GPUs' links.
 struct Placed {
   std::size_t stage;
   allocator::Tier updates, parameters, gradients, state;
@@ -103,8 +103,8 @@ class RanksOnGpusTest : public DeviceEngineTest {
       EXPECT_TRUE(found[rank] == expected[rank]) << "rank " << rank << " has other parameters or state";
     }
   }
-  // What a plan says that a rank's GPU copies of others at stage 3: the last unit is still there in backward,
-  // and small ones are gathered once.
+  // Returns the bytes that a rank's GPU copies of others at stage 3 by the plan: the last unit is still there
+  // in backward, and small ones are gathered once.
   static std::uint64_t planned_copies(const OnGpu& gpu) {
     const Layout& layout = gpu.engine.layout();
     const RankOf& ranks = gpu.made.plan.ranks;

@@ -7,11 +7,11 @@
 #include "engine/machine/between_gpus.h"
 #include "engine/ranks/agreement.h"
 
-// What ranks on GPUs compute, send and fail with, wherever their parts are.
+// Ranks on GPUs compute, send and fail as planned wherever their parts are.
 namespace sluice::engine::twins {
 namespace ranks_test {
 
-// What the bits depend on, and with which of the ways of the test below it begins.
+// The settings on which the bits depend, and the way of the test below with which this one begins.
 struct Kind {
   const char* optimizer;
   Dtype dtype, state;
@@ -129,7 +129,7 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
       count(before, 1);
       gpu.client.step(1);
       count(after, 2);
-      // What ranks have in memory that they share, no message carries.
+      // No message carries bytes that ranks have in memory that they share.
       EXPECT_TRUE(stage == 0 && !gpus_meet ? received >= gpu.made.plan.step_bytes_received
                                            : received < 64u << 10)
           << received;
@@ -138,8 +138,8 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
       for (ParameterId p = 0; p < gpu.engine.layout().parameters(); ++p)
         out += all.micro_batches * gpu.client.bytes(p);
     });
-    // What is fetched is planned as if nothing of a unit were still there, and so are gradients of small
-    // units that were summed in backward.
+    // The plan counts fetches as if nothing of a unit were still there, and likewise gradients of small units
+    // that were summed in backward.
     const std::uint64_t came = after.bytes_in - before.bytes_in;
     const bool all_leave = stage < 2 || gradients == kDevice;
     EXPECT_TRUE(parameters == kDevice && all_leave ? came == in : came <= in) << came << ", planned " << in;

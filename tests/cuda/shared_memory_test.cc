@@ -186,7 +186,7 @@ TEST_P(SharedMemoryInEachOrder, IsReadAndWrittenByBothProcesses) {
           reinterpret_cast<double*>(own.address() + piece_ / 2));
   expect_values(host, own.address(), 2);
   both.tell("has added");
-  // What is done late sees what is there then.
+  // Work that is done late sees the bytes that are there then.
   if (fake() != nullptr && static_cast<Schedule>(order) == Schedule::kLate) {
     device_->copy(stream_.get(), own.address(), opened.address(), kCount * sizeof(float));
     EXPECT_EQ(both.hear(), "has written");

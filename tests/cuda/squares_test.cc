@@ -24,7 +24,7 @@ std::vector<std::byte> make_values(std::size_t count, Dtype type, std::uint64_t 
   return bytes;
 }
 
-// What is left of an addition of arrays on the grid of a parameter, from its element `first` on.
+// The result of an addition of arrays on the grid of a parameter, from its element `first` on.
 struct Sums {
   std::vector<float> to;
   SquareSum squares;
@@ -108,7 +108,7 @@ class SquaresTest : public KernelTest {
     EXPECT_EQ(found.sum.end(), expected.sum.end());
     EXPECT_EQ(found.sum.nodes(), expected.sum.nodes());
   }
-  // What ranks have, of which the mean is taken.
+  // The arrays of the ranks, of which the mean is taken.
   struct Parts {
     std::size_t count = 0;
     std::vector<Dtype> types;  // by rank
@@ -302,7 +302,7 @@ TEST_F(SquaresTest, EachDriverCallThatFailsIsAnErrorAndLeavesNothing) {
   EXPECT_GE(failures, 3);
 }
 
-// What is handed out is stored in its type before it is multiplied, as on the CPU.
+// A gradient that is handed out is stored in its type before it is multiplied, as on the CPU.
 TEST_F(SquaresTest, CopiesHaveTheBitsOfTheCpu) {
   constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
   for (const Dtype from_type : kTypes)

@@ -11,7 +11,7 @@ namespace sluice::optim::update_test {
 
 using Bytes = std::vector<std::byte>;
 
-// What an update reads and writes, in the host's memory.
+// The arrays that an update reads and writes, in the host's memory.
 struct Values {
   std::size_t count;
   std::uint64_t first_index;

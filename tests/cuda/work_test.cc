@@ -141,8 +141,7 @@ TEST_P(WorkTest, TimedEventsHaveATimeBetweenThem) {
   EXPECT_GT(device_->seconds_between(first.get(), second.get()), 0);
 }
 
-// What makes a program wrong must show on the fake: where a wait is left out, some schedule gives other
-// bytes.
+// A defect of a program must show on the fake: where a wait is left out, some schedule gives other bytes.
 TEST_F(GpuTest, AWaitThatIsLeftOutShows) {
   SLUICE_NEEDS_THE_FAKE();
   const auto reads_what_was_written = [&](Order order) {
@@ -252,7 +251,7 @@ TEST_F(GpuTest, EachCallThatFailsIsReportedAndLeavesNothing) {
   };
   fake()->begin({});
   scenario();
-  // What ends something is left out: where that fails, the thing is not ended.
+  // Calls that end something are left out: where such a call fails, the thing is not ended.
   const auto ends = [](const std::string& name) {
     for (const char* word : {"Unmap", "Release", "Free", "Destroy", "Unregister", "Pop"})
       if (name.find(word) != std::string::npos) return true;

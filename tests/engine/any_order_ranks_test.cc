@@ -6,7 +6,8 @@ namespace sluice::engine::wrapped::any_order_ranks_test {
 
 constexpr std::size_t kStages = kMostStage + 1;
 
-// What rank 0 has after some steps of two micro-batches, in one of which gradients are kept and added to.
+// Returns rank 0's values after some steps of two micro-batches, in one of which gradients are kept and added
+// to.
 toy::Outcome trained(const Case& setup) {
   return outcome_of(setup, [](Rank& rank) {
     std::vector<double> norms;

@@ -84,7 +84,7 @@ TEST(ReproducibleGradients, AreAddedInAnOrderThatMatters) {
     });
 }
 
-// What is missing is no zero: that would change the sign of one.
+// A micro-batch that is missing is no zero: that would change the sign of one.
 TEST(ReproducibleGradients, OfFewMicroBatchesAreAsIfTheOthersHadNotBeen) {
   Case setup;
   setup.micro_batches = 12;

@@ -238,7 +238,7 @@ TEST(PipelineTwins, HaveTheBitsOfGroupsThatFollowEachOther) {
     }
 }
 
-// What is still there when it is needed again is not moved.
+// Units that are still there when they are needed again are not moved.
 TEST(PipelinePlan, MovesNoMoreThanIsPlannedAndNotMuchLess) {
   for (const auto& [pipeline, section] :
        {SectionOf{{PipelineOrder::kGPipe, 3, 4}, 0}, SectionOf{{PipelineOrder::k1F1B, 3, 4}, 0}}) {

@@ -268,7 +268,7 @@ inline std::unique_ptr<comm::Links> links_of(comm::LocalMemory& memory, int rank
   return comm::make_faulty_links(std::move(links), faults);
 }
 
-// What each rank said; empty: it ended well.
+// Each rank's error; an empty one says that the rank ended well.
 using RankErrors = std::vector<std::string>;
 
 // Trains on from `checkpoint` and saves each step in `out`. `left` gets what the ranks have not given back.
@@ -367,7 +367,7 @@ inline std::string defect_of(const RankErrors& errors, const RankSetup& setup, c
   return defect;
 }
 
-// What is wrong with what a run has left in its folder; `last` gets the newest checkpoint.
+// Returns what is wrong with the folder that a run has left; `last` gets the newest checkpoint.
 inline std::string defect_of_folder(const std::string& out, const std::vector<FileDigests>& base,
                                     std::string& last) {
   std::string defect;

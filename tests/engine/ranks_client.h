@@ -35,7 +35,7 @@ struct Case {
   std::chrono::milliseconds patience = comm::kUnhurried.patience;
 };
 
-// What the bits depend on.
+// The settings on which the bits depend.
 struct Kind {
   const char* optimizer;
   Dtype dtype, state;
@@ -183,7 +183,7 @@ class Rank {
     return outcome;
   }
 
-  // Those of a parameter's micro-batches that has a gradient in some alone; numbers are of all ranks.
+  // Adds the gradients of the micro-batches in which a parameter has one; numbers are of all ranks.
   void add_reproducibly(int step, const std::function<bool(ParameterId p, int number)>& has) {
     const auto count = static_cast<int>(profile_.micro_batches);
     for (int number = rank() * count; number < (rank() + 1) * count; ++number) {
@@ -253,7 +253,7 @@ inline void run_any(const Case& setup, const std::function<void(Rank& rank)>& bo
   body(rank);
 }
 
-// What rank 0 has when each has trained; train() returns the norms.
+// Returns rank 0's values and norms when each rank has trained; train() returns the norms.
 inline toy::Outcome outcome_of(const Case& setup,
                                const std::function<std::vector<double>(Rank& rank)>& train) {
   toy::Outcome outcome;

@@ -69,7 +69,7 @@ TEST(RanksSweep, PlansInTheLeastMemoryHaveTheBitsOfRanksInMemory) {
     ASSERT_NO_FATAL_FAILURE(take_least(c, ranks, where));
     const Where whole{.stage = 0, .places = toy::places("memory"), .pieces = SIZE_MAX};
     const auto least = scheduled::train_all(ranks, c, where, kSteps);
-    // What an optimizer sums up over a whole parameter comes besides.
+    // The statistics that an optimizer keeps of a whole parameter come besides.
     const bool sums_up = c.optimizer.name == "adafactor" || c.optimizer.name == "muon";
     for (const scheduled::Ran& ran : least) {
       // The plan counts one read for an update and for the access that follows it. In the least memory values

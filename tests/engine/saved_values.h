@@ -3,7 +3,7 @@
 #include "float_array.h"
 #include "testing.h"
 
-// What an engine saves, by the names of parameters. One that spans units is whole here.
+// Reads the values that an engine saves, by the names of parameters. One that spans units is whole here.
 namespace sluice::engine {
 
 struct SavedValues {

@@ -11,7 +11,7 @@
 // Ranks that train the model of toy.h by its schedule, each a thread here.
 namespace sluice::engine::scheduled {
 
-// What the bits may depend on, and the group, on which they do not.
+// The settings on which the bits may depend, and the group, on which they do not.
 struct Case {
   optim::OptimizerSettings optimizer = {};
   Dtype dtype = Dtype::kF32;
@@ -34,7 +34,7 @@ inline void PrintTo(const Case& c, std::ostream* to) {
       << (c.scales.empty() ? "" : ", scaled");
 }
 
-// What the bits do not depend on.
+// The settings on which the bits do not depend.
 struct Where {
   std::optional<std::size_t> stage = 3;
   decltype(PlanRequest::places) places = toy::places("disk");

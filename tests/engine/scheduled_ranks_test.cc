@@ -61,7 +61,7 @@ TEST_P(ScheduledRanksTest, HaveTheBitsOfRanksThatHaveEverything) {
       EXPECT_GT(ran.read, 0u);
       EXPECT_LE(ran.read, ran.planned_read_apart);
     }
-  // Whatever the stage of each unit: the embedding, two blocks, and the final one, which is too small for its
+  // The units have any stages: the embedding, two blocks, and the final one, which is too small for its
   // parameters to be cut.
   for (const std::vector<std::size_t>& stages :
        {std::vector<std::size_t>{0, 3, 2, 1}, {3, 0, 3, 0}, {2, 3, 0, 3}, {0, 2, 1, 0}}) {
@@ -69,7 +69,7 @@ TEST_P(ScheduledRanksTest, HaveTheBitsOfRanksThatHaveEverything) {
     const std::vector<Ran> mixed = train_all(GetParam(), {.places = toy::places(place), .stages = stages});
     EXPECT_TRUE(mixed[0].outcome == whole) << testing::PrintToString(stages) << " in " << place;
     for (const Ran& ran : mixed) {
-      // What an optimizer sums up over a whole parameter comes besides.
+      // The statistics that an optimizer keeps of a whole parameter come besides.
       if (GetParam().optimizer.name != "adamw") continue;
       EXPECT_LE(ran.received, ran.planned_received) << testing::PrintToString(stages) << " in " << place;
       // A unit that is put together may still be there when it is needed again.

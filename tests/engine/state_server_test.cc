@@ -43,7 +43,7 @@ class Client {
 
 constexpr int kSteps = 2;
 
-// What rank 0 has after each step, where all ranks take the state together.
+// Returns rank 0's values and state after each step, where all ranks take the state together.
 std::vector<toy::Outcome> taken_together(const Case& setup) {
   std::vector<toy::Outcome> taken;
   run(setup, [&](Rank& rank) {

@@ -156,7 +156,7 @@ TEST(SumsInEachBackwardOfRanks, HaveTheBitsOfTheWrittenOrderWithEveryKindOfOptim
   }
 }
 
-// What a rank has of gradients is its own part, and a few whole units.
+// A rank has its own part of the gradients, and a few whole units.
 TEST(SumsInEachBackwardOfRanks, KeepAPartOfGradientsInMemory) {
   Case each = case_of_each(4, 2, 4, "memory"), whole = each;
   each.blocks = whole.blocks = 20;
@@ -179,7 +179,7 @@ TEST(SumsInEachBackwardOfRanks, KeepAPartOfGradientsInMemory) {
               2.0 * kHugePage);
 }
 
-// What is sent is as much as the plan says, which is a sum for each micro-batch.
+// Ranks send as much as the plan says, which is a sum for each micro-batch.
 TEST(SumsInEachBackwardOfRanks, SendWhatThePlanSays) {
   for (const std::size_t counted : {1, 3}) {
     const Case setup = case_of_each(2, 2, counted, "memory");

@@ -288,7 +288,8 @@ class UpdatesInBackward : public testing::TestWithParam<std::tuple<std::size_t, 
         .ranks = ranks, .stage = std::get<0>(GetParam()), .place = std::get<1>(GetParam()), .at_once = true};
     return setup;
   }
-  // What an action on this rank fails with, after which its engine, and those of the others, have failed.
+  // Returns the error of an action on this rank, after which its engine, and those of the others, have
+  // failed.
   static std::string failure_of(Rank& rank, const std::function<void()>& action) {
     const std::string text = thrown_by(action).text;
     EXPECT_FALSE(rank.engine.failure().empty()) << text;

@@ -49,8 +49,8 @@ std::vector<std::int32_t> tokens_of(std::size_t micro_batch, bool apart) {
   return tokens;
 }
 
-// What a micro-batch adds to the gradient. The positions are written with the lookup alone. Some elements are
-// -0, which is another number than 0 where nothing is added to it.
+// Returns an element of a micro-batch's gradient. The positions are written with the lookup alone. Some
+// elements are -0, which is another number than 0 where nothing is added to it.
 float gradient_of(ParameterId p, int use, std::size_t micro_batch, std::size_t i, int step) {
   const auto from = static_cast<std::uint32_t>(((i * 5 + p) * 2 + static_cast<std::size_t>(use)) * 64 +
                                                micro_batch * 7 + static_cast<std::size_t>(step));

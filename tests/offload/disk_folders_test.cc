@@ -4,7 +4,7 @@
 #include "testing.h"
 #include "thrown.h"
 
-// What disk folders may lend that lie on one file system.
+// Disk folders that lie on one file system lend no more together than it has.
 namespace sluice::offload::disk_folders_test {
 
 class DiskFolders : public ::testing::Test {

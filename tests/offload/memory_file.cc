@@ -40,7 +40,7 @@ class Content {
   std::vector<std::byte> bytes_;
 };
 
-// What both kinds of files share: bytes behind a lock, and transfers on the caller's thread.
+// The common part of both kinds of files: bytes behind a lock, and transfers on the caller's thread.
 template <class Interface>
 class InMemoryFile : public Interface {
  public:

@@ -336,7 +336,7 @@ TEST_F(OneRecord, ATruncatedFileIsReported) {
   expect_error(ErrorCode::kIo, {"swap.bin"}, [&] { get(*store_, record_, 0, back_.all()); });
 }
 
-// Whatever goes wrong, a read without an error must return what was written.
+// After any fault, a read without an error must return what was written.
 TEST_F(OneRecord, NoFaultIsEverSilent) {
   std::size_t noticed = 0, whole = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {

@@ -20,7 +20,7 @@ inline std::vector<std::unique_ptr<File>> alone(std::unique_ptr<File> file) {
   return files;
 }
 
-// What a fault-injecting file does wrong. Transfers are counted from 0, reads and writes together.
+// The faults of a fault-injecting file. Transfers are counted from 0, reads and writes together.
 struct Faults {
   std::uint64_t seed = 0;
   double read_error = 0, write_error = 0;  // probability of an EIO

@@ -3,8 +3,8 @@
 #include "testing.h"
 #include "thrown.h"
 
-// What the paper says of one matrix and one vector, in f64, and the same bits however they are cut;
-// tests/python/package/test_optimizers.py holds Adafactor to transformers' over 100 steps.
+// Adafactor follows its paper for one matrix and one vector, in f64, and has the same bits however they are
+// cut; tests/python/package/test_optimizers.py holds it to transformers' over 100 steps.
 namespace sluice::optim::adafactor_test {
 using namespace sluice::test;
 
@@ -134,7 +134,7 @@ TEST(Adafactor, NoCutIntoPartsChangesABit) {
   for (const auto& shape : shapes) {
     Parameter whole(*optimizer, shape, 1), parted = whole;
     const std::size_t n = whole.values.size();
-    // Those of many strips are cut where the small ones are, and differ in their first step already.
+    // Matrices of many strips are cut where the small ones are, and differ in their first step already.
     for (std::uint64_t step = 1; step <= (n > 1'000'000 ? 1 : 2); ++step) {
       const TestArray gradient(Dtype::kF32, random_values(n, static_cast<unsigned>(step)));
       const Hyperparameters h{1e-3, 0.1, 0.5, step};

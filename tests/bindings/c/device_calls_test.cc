@@ -127,7 +127,7 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
       {"set_values", [&] { return sluice_engine_set_values(engine, 0, read, nullptr); }},
       {"settle", [&] { return sluice_engine_settle(engine); }},
   };
-  // Those that a GPU, or an engine without ranks, refuses in any case.
+  // A GPU, or an engine without ranks, refuses these calls in any case.
   const Calls never = {
       {"end_gradients", [&] { return sluice_engine_end_gradients(engine, 0); }},
       {"end_micro_batch", [&] { return sluice_engine_end_micro_batch(engine); }},

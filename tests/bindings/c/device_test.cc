@@ -13,7 +13,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 using DeviceTest = FakeGpuEngineTest;
 
-// What is stated is not measured, and what is measured can be stated.
+// A plan measures no rate that is stated, and takes measured rates where a caller states them.
 TEST_F(DeviceTest, WhatAPlanIsMadeByIsMeasuredOrStated) {
   fake().begin(
       {.memory = 1024 * kMiB, .context_memory = 10 * kMiB, .module_memory = 2 * kMiB, .shares_memory = true});

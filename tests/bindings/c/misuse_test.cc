@@ -149,7 +149,7 @@ TEST_F(MisuseTest, ADiskMayBeAFolderWithItsSize) {
     sluice_text_destroy(made);
     return status;
   };
-  // What the process has taken already, which is more each time, stands in between.
+  // The bytes that the process has taken already stand in between, and are more each time.
   const auto stated = [](const std::string& made) {
     const std::size_t budget = made.find("\"budget\""), after = made.find("\"bytes\"");
     return made.substr(budget, after - budget) + made.substr(made.find("\"units\""));
@@ -236,7 +236,7 @@ TEST_F(MisuseTest, AFunctionOfTheCallersMayNotCallTheEngine) {
   EXPECT_OK(sluice_engine_settle(engine()));
 }
 
-// Whatever error the library's own functions find, the next call works.
+// After an error of any kind in the library's own functions the next call works.
 TEST_F(MisuseTest, ArraysThatCannotBeReadEndTheirCallAlone) {
   const Values before = values_of(engine());
   std::vector<float> values(parameters()[0].elements());

@@ -67,7 +67,7 @@ std::string name_of(const ::testing::TestParamInfo<Over>& test) {
 INSTANTIATE_TEST_SUITE_P(Links, RanksTest, ::testing::Values(Over::kMemory, Over::kLinks, Over::kHosts),
                          name_of);
 
-// Whatever does not depend on the links, over shared memory alone.
+// These tests do not depend on the kind of links, and run over shared memory alone.
 class LocalRanksTest : public RanksTest {};
 INSTANTIATE_TEST_SUITE_P(Links, LocalRanksTest, ::testing::Values(Over::kMemory), name_of);
 

@@ -124,8 +124,8 @@ struct Choice {
   const char* updates = nullptr;  // what updates then
 };
 
-// What tests state of the fake GPU: measuring would take a second for each engine, and plans would depend on
-// the machine.
+// Tests state these facts of the fake GPU: measuring would take a second for each engine, and plans would
+// depend on the machine.
 inline const sluice_device_facts& facts() {
   static const sluice_device_facts stated = [] {
     sluice_device_facts facts = SLUICE_INIT(sluice_device_facts);

@@ -12,7 +12,8 @@ namespace {
 
 thread_local CUstreamCaptureMode mode_of_thread = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-// What is safe while a client captures. The first launch of a kernel may load it, so that launches are not.
+// Says whether a function is safe while a client captures. The first launch of a kernel may load it, so that
+// launches are not.
 bool is_safe(std::string_view function) {
   static constexpr std::string_view kSafe[] = {"cuInit",
                                                "cuCtxGetCurrent",

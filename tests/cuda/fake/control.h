@@ -5,7 +5,8 @@
 #include <thread>
 #include <vector>
 
-// What tests ask of the fake driver (libsluice_fake_cuda.so): a driver without a GPU, strict and adversarial.
+// Tests control the fake driver (libsluice_fake_cuda.so) by this: a driver without a GPU, strict and
+// adversarial.
 //
 // It does a device's work inside driver calls alone, on the caller's thread, in an order that a schedule
 // chooses among those that CUDA allows. Between calls nobody can touch the device's memory: a touch by the
@@ -31,7 +32,7 @@ struct Settings {
   Schedule schedule = Schedule::kEarly;
   std::uint64_t seed = 0;
   std::size_t memory = std::size_t{1} << 30;  // of the device
-  // What each context, and each module, takes of it.
+  // Each context, and each module, takes so much of the device's memory.
   std::size_t context_memory = 0, module_memory = 0;
   int devices = 1;
   int driver = 13000;
@@ -101,9 +102,9 @@ class Control {
 
 extern "C" {
 sluice::fake_cuda::Control* sluice_fake_cuda();
-// What follows is for callers in C or Python. The first begins anew with memory that is shared. `schedule` is
-// a Schedule by its number. There are so many devices, of which a process uses one. has_peers: 1 or 0,
-// or Settings::peers.
+// Callers in C or Python use the functions below. The first begins anew with memory that is shared.
+// `schedule` is a Schedule by its number. There are so many devices, of which a process uses one. has_peers:
+// 1 or 0, or Settings::peers.
 void sluice_fake_cuda_share_memory(std::uint64_t memory, int schedule, std::uint64_t seed, int devices,
                                    int has_peers);
 int sluice_fake_cuda_shares_memory(void);  // 1 or 0
@@ -111,7 +112,8 @@ int sluice_fake_cuda_shares_memory(void);  // 1 or 0
 void sluice_fake_cuda_capture(int begins);
 // Control::fail().
 void sluice_fake_cuda_fail(const char* function, std::uint64_t n, int result);
-// What was refused since the last call, and what is alive, a line each. Texts are valid until the next call.
+// Return what was refused since the last call, and what is alive, a line each. Texts are valid until the next
+// call.
 const char* sluice_fake_cuda_misuses(void);
 const char* sluice_fake_cuda_alive(void);
 }

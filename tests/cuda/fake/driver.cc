@@ -106,8 +106,8 @@ std::uint64_t FakeDriver::memory_taken() {
   return memory_->taken();
 }
 
-// What work does when its turn comes. Where it was queued in order, and memory has gone since, the device
-// has a fault.
+// Does the work when its turn comes. Where it was queued in order, and memory has gone since, the device has
+// a fault.
 void FakeDriver::copy(CUstream stream, CUdeviceptr device, std::byte* host, std::size_t bytes, bool is_in) {
   if (is_in)
     memory_->expect_mapped(device, bytes);

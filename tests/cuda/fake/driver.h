@@ -40,7 +40,7 @@ class FakeDriver final : public Control {
   bool shares_memory() override;
   std::uint64_t memory_taken() override;
 
-  // What every call does first and last. `body` throws Refusal.
+  // Begins and ends each call of the driver. `body` throws Refusal.
   template <class Body>
   CUresult call(const char* function, bool needs_context, Body body) {
     if (is_in_host_function_) {  // the thread that runs it has the lock, and waits
@@ -97,7 +97,7 @@ class FakeDriver final : public Control {
   // Does work that other ranks wait for, which a GPU does between calls, too.
   void serve_ranks();
 
-  // What functions do within call().
+  // Functions of the driver call these within call().
   void copy(CUstream stream, CUdeviceptr device, std::byte* host, std::size_t bytes, bool is_in);
   void copy_within(CUstream stream, CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
   void fill(CUstream stream, CUdeviceptr to, unsigned char value, std::size_t bytes);

@@ -75,7 +75,7 @@ class Block {
     fiber.state = at;
     if (__builtin_setjmp(fiber.place) == 0) jump(scheduler_);
   }
-  // Who offers anew overwrites what was offered two exchanges before, and all have looked at that.
+  // An offer overwrites the one of two exchanges before, at which all have looked.
   std::uint64_t exchange(std::uint64_t bits, unsigned mask) {
     const std::size_t me = current_;
     const unsigned turn = fibers_[me].exchanges++ % 2;

@@ -30,7 +30,7 @@ bool add_kernel(const char* name, Kernel kernel);
 void run_kernel(const Kernel& kernel, unsigned blocks, unsigned threads, const void* arguments,
                 std::mt19937_64& random);
 
-// What a thread of the running block calls.
+// A thread of the running block calls these.
 void wait_for_block();
 // Each of the 32 threads of a warp offers bits, and gets those of the thread whose number differs by `mask`.
 std::uint64_t exchange_in_warp(std::uint64_t bits, unsigned mask);

@@ -251,7 +251,7 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
       sluice::fake_cuda::Captures::exchange_mode(*mode);
   });
 }
-// What tests call, who stand for clients. Nothing of a client's is captured, so that each graph is empty.
+// Tests call these in a client's place. Nothing of a client's is captured, so that each graph is empty.
 CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
   return fake().call_in_context("cuStreamCreate",
                                 [&] { *stream = fake().work_->make_stream(flags == CU_STREAM_DEFAULT); });

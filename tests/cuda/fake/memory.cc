@@ -65,8 +65,8 @@ Spares& spares() {
   return *all;
 }
 
-// What a thread has of the device's memory: nothing, but while it runs a kernel. Where the CPU has no keys of
-// protection this is -1, and mprotect() opens and closes all mappings for every thread.
+// A thread reaches the device's memory only while it runs a kernel. Where the CPU has no keys of protection
+// this is -1, and mprotect() opens and closes all mappings for every thread.
 int key() {
   static const int made = ::pkey_alloc(0, PKEY_DISABLE_ACCESS);
   return made;

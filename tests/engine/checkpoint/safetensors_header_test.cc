@@ -145,7 +145,7 @@ TEST(SafetensorsHeader, RefusesWhatDoesNotCoverThePayload) {
   expect_corrupt("{}", 1, {"1 bytes after"});
 }
 
-// Whatever byte is changed, and wherever the text is cut, the result is a header or an error.
+// With any byte changed, and cut anywhere, a text gives a header or an error.
 TEST(SafetensorsHeader, NeverFailsOtherwise) {
   const auto tried = [](const std::string& text) {
     try {

@@ -132,7 +132,7 @@ inline FileSum write_alone(offload::IoService& io, allocator::Ledger& ledger, co
   return sum;
 }
 
-// What all tests of files need.
+// A folder, a service and a ledger, which all tests of files need.
 class FilesTest : public ::testing::Test {
  protected:
   allocator::Ledger ledger_;

@@ -81,7 +81,7 @@ TEST(Stripes, BeginAtBlocksOfTheGridWhereverElementsEnd) {
   EXPECT_EQ(stripes[1].parts[0].elements, (ElementRange{2048, 3072}));
 }
 
-// What DeviceRanks needs: results of twice the width that lie at the end of the unit's memory, or in their
+// DeviceRanks needs this: results of twice the width that lie at the end of the unit's memory, or in their
 // place if overwriting() lets them, take the place of no element that is in a later stripe.
 TEST(Stripes, LetWiderResultsTakeThePlaceOfWhatHasLeft) {
   std::mt19937 random(2);

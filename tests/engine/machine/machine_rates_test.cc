@@ -17,7 +17,7 @@ TEST(AddDisk, GivesEachOfTheRanksThatShareItTheirPart) {
   EXPECT_EQ(shared.disk_read, 0.5e9);
   EXPECT_EQ(shared.disk_write, 1e9);
   EXPECT_EQ(shared.disk_together, 0.75e9);
-  // What is under way for one rank keeps the disk as busy as before.
+  // One rank keeps as many transfers under way as before, so that the disk is as busy.
   EXPECT_EQ(shared.disk_in_flight, alone.disk_in_flight);
 }
 

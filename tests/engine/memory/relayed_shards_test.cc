@@ -127,7 +127,7 @@ TEST(RelayedShards, OfAnEngineThatIsDestroyedAreRefused) {
   });
 }
 
-// What a rank asks for that this one does not relay, or of another size, is refused, and hangs nobody.
+// A request for a shard that this rank does not relay, or of another size, is refused, and hangs nobody.
 TEST(RelayedShards, AreReadAsTheyAre) {
   comm::run_communicators(World::kHosts, 4, [](comm::Communicator& communicator) {
     Rank rank(communicator);

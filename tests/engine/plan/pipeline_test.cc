@@ -145,7 +145,7 @@ TEST(Pipeline, IsNoShorterThanItsLeast) {
   EXPECT_EQ(least_step(equal, alike(equal, {1, 2, 0})), simulate(equal, alike(equal, {1, 2, 0})).step);
 }
 
-// What takes long is a section, a pass or a message.
+// A section, a pass or a message takes long here.
 TEST(Pipeline, EndsWhateverTakesLong) {
   for_all(
       [](const Pipeline& pipeline) {
@@ -245,7 +245,7 @@ TEST(PipelineMutants, AnActionMissingOrTwice) {
     }
 }
 
-// What weights need is still there when another item takes its place.
+// The buffers that weights need are still there when another item takes their place.
 TEST(PipelineMutants, WeightsAfterTheirBuffersAreTaken) {
   const Mutants mutants([&](std::vector<Action>& list) {
     const auto weights = first_of(list, Kind::kWeights);

@@ -8,7 +8,8 @@
 #include "engine/refused.h"
 #include "testing.h"
 
-// What is not on a GPU is in host memory wherever it fits there, and a refusal names what is enough.
+// Parts that are not on a GPU are in host memory wherever they fit there, and a refusal names memory that is
+// enough.
 namespace sluice::engine::device_refusal_test {
 
 using allocator::Tier;

@@ -131,8 +131,8 @@ TEST(WalkOnGpu, FramesThatWaitForUpdatesHoldUpBackward) {
   EXPECT_DOUBLE_EQ(walk_on_gpu(units, reach, slow()), 80 + 8 * 7 - 5);
 }
 
-// What leaves after earlier micro-batches, which count with forward, takes the link, and nothing waits for it
-// but what leaves later.
+// Gradients that leave after earlier micro-batches, which count with forward, take the link, and only later
+// transfers from the GPU wait for them.
 TEST(WalkOnGpu, GradientsOfEarlierMicroBatchesTakeTheLink) {
   std::vector<UnitOnGpu> units = computed(4);
   for (UnitOnGpu& unit : units) {
@@ -242,7 +242,7 @@ TEST(RanksOnGpus, TakeAsLongAsTheLinkOrTheThreadThatCopies) {
   EXPECT_EQ(seconds_of_ranks({}, rates), 0);
 }
 
-// What GPUs read of each other takes their link, and a message for each piece. Nothing of it passes the link
+// Reads of other GPUs' memory take their link, and a message for each piece. Nothing of them passes the link
 // to the host.
 TEST(RanksOnGpus, ReadEachOthersMemoryAsFastAsTheirLinkIs) {
   constexpr std::uint64_t kElements = std::uint64_t{24} << 20, kRanks = 4, kPieces = 3;
@@ -282,8 +282,8 @@ constexpr double kComputing = 0.742, kForward = 0.3;  // seconds, and what of th
 constexpr double kUpdated = 28;
 constexpr std::uint64_t kState = 12, kParameter = 2, kGradient = 4;
 
-// What the CPU's updates read and wrote a second, as the trace of that day shows: a chunk of 2^20 elements
-// took 0.28 ms.
+// The CPU's updates read and wrote so many bytes a second, as the trace of that day shows: a chunk of 2^20
+// elements took 0.28 ms.
 constexpr double kCpuMemory = 1.03e11;
 
 struct Measured {

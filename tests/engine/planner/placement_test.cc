@@ -117,7 +117,7 @@ TEST(Placement, FramesAreThoseOfTheWorstWindowWhateverBecomesResident) {
   }
 }
 
-// What one rank stores of a final gradient is its shard, whether in memory or on disk.
+// One rank stores its shard of a final gradient, in memory or on disk.
 TEST(Placement, ShardsOfFinalGradientsTakeAsMuchOfAllRanksAsTheGradientOfOne) {
   const auto optimizer = optim::make_optimizer({});
   Profile profile;

@@ -6,7 +6,7 @@
 #include "engine/toy.h"
 #include "thrown.h"
 
-// What the plans of several ranks have to do with each other.
+// The plans of several ranks fit each other.
 namespace sluice::engine {
 namespace ranks_test {
 
@@ -137,8 +137,8 @@ TEST(PlansOfRanks, SayWhereStage2IsAsStage1) {
   EXPECT_FALSE(says(scheduled, 2, true));
 }
 
-// What each rank would have to be sent of a table that the others have updated is more than the rows of its
-// gradient.
+// The rows of a table's gradient are fewer bytes than the rest of the table, which each rank would have to be
+// sent after an update.
 TEST(PlansOfRanks, ReplicateTablesOfWhichAStepHasFewRows) {
   const Profile profile = blocks_behind_a_table(8, 65536);
   const auto plan = plan_with(2e8, 8 * kGiB, 0, std::nullopt, profile);
@@ -376,7 +376,7 @@ TEST(PlansOfRanks, OnGpusFetchThemForEachMicroBatch) {
   EXPECT_LT(plan_of(std::nullopt, 100).one_stage(), kMostStage);
 }
 
-// What the client says later of its computing finds the step that the plan had found.
+// A prediction with the client's computing finds the step that the plan had found.
 TEST(PlansOfRanks, OnGpusArePredictedAgainWithOtherRanks) {
   const Profile profile = sixteen_matrices();
   for (const std::size_t stage : {std::size_t{0}, std::size_t{1}, kMostStage}) {

@@ -89,7 +89,7 @@ TEST(Walk, WhatOthersHaveUpdatedComesBeforeTheNextAccess) {
   EXPECT_DOUBLE_EQ(walk(visits, kFar, slow_link()).step, 5.5);
 }
 
-// What a step has once is told apart from its passes.
+// The walk tells work that a step does once apart from its passes.
 TEST(Walk, TellsUpdatesAndSumsApart) {
   std::vector<Visit> visits = in_frames(4, computed(1));
   visits[0].before.seconds = 0.5;

@@ -134,7 +134,7 @@ TEST(SharedFiles, AreWrittenByAllRanks) {
   }
 }
 
-// What each rank says of a save in which one of them fails, after a save that went well.
+// Each rank's errors of a save in which one of them fails, after a save that went well.
 class FailedSave : public ::testing::TestWithParam<int> {
  protected:
   std::vector<std::string> errors(std::size_t stage, int failing, int write) {

@@ -95,7 +95,7 @@ TEST_P(LadderTest, ProgramsUseDisjointMemoryAndNoMoreThanTheySay) {
   }
 }
 
-// What a linear op reads is kept, or is computed again by backward, and there twice at no time.
+// The input of a linear op is kept, or is computed again by backward, and is there twice at no time.
 TEST_P(LadderTest, WhatWeightsNeedIsKeptOrLeft) {
   const Model model(GetParam(), Dtype::kF32, 4, 8);
   const auto library = kernels::load_matrix_library(2);

@@ -181,7 +181,7 @@ TEST(TensorCutTest, RefusesMorePiecesThanThereAre) {
   EXPECT_NE(refused(with_heads(small_llama(), 6, 2), 3).find("2 key/value heads"), std::string::npos);
 }
 
-// What ranks that have parts of each sequence learn together.
+// Trains ranks that have parts of each sequence together.
 Result train_in_parts(const ModelConfig& config, Dtype dtype, std::size_t parts, std::size_t length) {
   constexpr std::size_t kBatch = 2, kCount = 2;
   Ranks ranks(parts);

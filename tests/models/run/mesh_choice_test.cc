@@ -150,7 +150,7 @@ TEST_F(MeshChoiceTest, NamesTheMeshThatLacksLeastWhereNoneFits) {
   const std::string text = refusal([&] { planned(s); }, ErrorCode::kBudget);
   EXPECT_THAT(text, AllOf(HasSubstr("no mesh of 4 ranks fits. --mesh "), HasSubstr(" lacks least: "),
                           HasSubstr("memory is short by")));
-  // What it says is enough for that mesh.
+  // The memory that the advice names is enough for that mesh.
   const std::size_t at = text.find("--mesh ", text.find("fits")) + 7, advice = text.find("--memory ");
   ASSERT_NE(advice, std::string::npos) << text;
   s.memory = std::stoul(text.substr(advice + 9)) * kMiB;

@@ -17,7 +17,7 @@ TrainSettings on_mesh(const std::string& mesh, int hosts) {
   s.accumulate = 32;
   s.length = 64;
   s.threads = 1;
-  // What else a plan chooses, could be another of nearly the same time.
+  // The other choices of a plan could fall on another one of nearly the same time.
   s.plan.stage = 1;
   s.plan.group = 1;
   s.plan.recompute = "none";
@@ -118,8 +118,8 @@ TEST_F(MeshPlan, CountsEachAxisByItsLink) {
   EXPECT_EQ(link_between(s, 1, 2)->bandwidth, 1e8);
 }
 
-// What comes to a host: of a pipeline that is on it, what its stages sum; of a stage that is on it, what that
-// gets from the next stage, for each of its ranks.
+// A host receives these bytes: of a pipeline that is on it, the sums of its stages; of a stage that is on it,
+// the messages of the next stage, for each of its ranks.
 TEST_F(MeshPlan, CountsWhatComesFromOtherHosts) {
   const PlanResult columns = planned(on_mesh("data=2,pipeline=2", 2)),
                    rows = planned(on_mesh("pipeline=2,data=2", 2)),

@@ -13,8 +13,8 @@ using std::chrono::nanoseconds;
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 
-// What a rank's clock shows at a time of rank 0's, which began at `origin`: hours ahead, and too fast by a
-// thousandth for each rank.
+// Returns the time that a rank's clock shows at a time of rank 0's, which began at `origin`: hours ahead, and
+// too fast by a thousandth for each rank.
 std::int64_t skewed(int rank, std::int64_t origin, std::int64_t time) {
   return time + rank * (5000 * kSecond + (time - origin) / 1000);
 }

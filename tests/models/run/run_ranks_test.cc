@@ -6,7 +6,8 @@
 #include "temporary_folder.h"
 #include "testing.h"
 
-// What the ranks of a run agree on before they train, and tell each other. Each rank is a thread here.
+// The ranks of a run agree on settings before they train, and tell each other about errors. Each rank is a
+// thread here.
 namespace sluice::models::run_ranks_test {
 
 TrainSettings of_rank(comm::Communicator& communicator, TrainSettings s = {}) {
@@ -126,7 +127,7 @@ TEST_F(RunRanksTest, AgreeOnTheHighestStageThatOneNeeds) {
   EXPECT_THAT(plans[0], HasSubstr("this is rank 0 of 2, at stage 2"));
 }
 
-// What rank 2 of 3 reads under the path is as on a host that has a folder of its own.
+// Rank 2 of 3 reads under the path as on a host that has a folder of its own.
 TEST_F(RunRanksTest, GoOnWhereAllReadTheSameFile) {
   const auto file = [&](const char* name, const char* text) {
     std::ofstream(folder_ / name) << text;

@@ -14,7 +14,7 @@ from kill_campaign import lesson
 from support.sluice_process import BUILD, SLUICE, SOURCE, has_metrics
 
 HOSTS = SOURCE / "scripts" / "hosts.sh"
-# What the script needs of the system.
+# The script needs these of the system.
 PROBE = (
     "ip link add wire type veth peer name port && ip link add switch type bridge && mount -t tmpfs tmpfs /mnt && "
     "tc qdisc add dev wire root tbf rate 1gbit burst 256kb latency 50ms"
@@ -85,8 +85,8 @@ def test_hosts_have_the_bits_of_one(tmp_path, stage, delay):
     words_of_plan = words(tmp_path, "plan", 3, "--stage", stage, "--ranks", "4", "--hosts", "2", "--json")
     words_of_plan[1] = "plan"
     plan = json.loads(subprocess.run(words_of_plan, capture_output=True, text=True, check=True).stdout)
-    # What ranks hold to talk to each other counts in both. The run alone knows its link, by which it would prefetch more
-    # or less, had words() not stated that.
+    # The memory that ranks hold to talk to each other counts in both. The run alone knows its link, by which it would prefetch more or
+    # less, had words() not stated that.
     assert abs(rows_of(tmp_path, "two", 0)[0]["predicted_peak"] - plan["predicted_peak"]) <= 4 << 20
     planned = plan["step"]
     for ranks in ((0, 1), (2, 3)):

@@ -26,7 +26,7 @@ def prose(text):
 
 
 def anchors(text):
-    """What links may name in a document: its headings, as GitHub names them."""
+    """Returns the names by which links may name a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -75,7 +75,7 @@ def sources():
 
 
 def unknown_messages(text):
-    """What a table of messages has in its first column, and no source has. `...` stands for what differs."""
+    """Yields the parts of messages in a table's first column that no source has. `...` stands for what differs."""
     for cell in re.findall(r"^\| (`.*?) \| ", text, re.MULTILINE):
         if not cell.endswith("numpy)"):  # the system's and numpy's
             for message in re.findall(r"`([^`]+)`", cell):

@@ -1,4 +1,4 @@
-"""What looks at a GPU (scripts/bundle.sh, gpu_check.sh, gpu_report.py), on the tests' fake driver and on none."""
+"""The scripts that look at a GPU (bundle.sh, gpu_check.sh, gpu_report.py) work on the tests' fake driver and on none."""
 
 import json
 import os

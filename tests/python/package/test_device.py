@@ -70,7 +70,7 @@ def test_a_gpu_gives_the_bits_of_the_cpu(tmp_path, of_the_cpu, options):
 
 
 def run_on_ranks(run):
-    """What run(rank, ranks) returns on each of two ranks, which are threads."""
+    """Returns the results of run(rank, ranks) on each of two ranks, which are threads."""
     descriptor = shared_memory(2)
 
     def work(rank):

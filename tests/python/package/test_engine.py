@@ -1,5 +1,5 @@
-"""What the Python package takes and gives, and where it finds its library. That it trains to the same bits wherever they live is in
-test_optimizers.py."""
+"""The Python package takes and gives values of every kind, and finds its library. test_optimizers.py shows that it trains to the same
+bits wherever they live."""
 
 import json
 import os

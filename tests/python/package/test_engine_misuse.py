@@ -32,7 +32,7 @@ def engine(tmp_path):
 
 
 def test_accesses_that_are_not_allowed(engine):
-    """What the engine itself refuses is in tests/bindings/c/misuse_test.cc; here, what the package tells apart."""
+    """The package itself tells these apart; tests/bindings/c/misuse_test.cc has the refusals of the engine."""
     with raises(sluice.InvalidArgumentError, "'unit.9'", "has 3"):
         engine.acquire("unit.9")
     held = engine.acquire("unit.0")

@@ -23,7 +23,7 @@ from support.sluice_process import BUILD
 DRIVER = BUILD / "lib" / "libsluice_fake_cuda.so"
 KERNELS = BUILD / "lib" / "libsluice_kernels.fatbin"
 SCHEDULES = ("early", "late", "random")
-# What tests state of it: measuring would take a second for each engine, and plans would depend on the machine.
+# Tests state these facts of it: measuring would take a second for each engine, and plans would depend on the machine.
 FACTS = sluice.DeviceFacts(to_gpu=20e9, from_gpu=20e9, both_ways=30e9, gpu_updates=2e10, cpu_memory=20e9, base=0, between_gpus=2e11)
 
 
@@ -89,17 +89,17 @@ def fail(function, result, n=0):
 
 
 def take_misuses():
-    """What the driver has refused since the last call, a line each."""
+    """Returns the misuses that the driver has refused since the last call, a line each."""
     return _driver().sluice_fake_cuda_misuses().decode().splitlines()
 
 
 def alive():
-    """What was made on the GPU and has not ended, a line each."""
+    """Returns the things that were made on the GPU and have not ended, a line each."""
     return _driver().sluice_fake_cuda_alive().decode().splitlines()
 
 
 _GPU = torch.device("cuda", 0)
-# What PyTorch says of each tensor on a GPU, and not of those of the CPU, which stands in for it.
+# PyTorch says these of each tensor on a GPU, and not of those of the CPU, which stands in for it.
 _SAID = {
     torch.Tensor.is_shared: True, torch.Tensor.get_device: 0, torch.Tensor.device.__get__: _GPU, torch.Tensor.is_cuda.__get__: True,
     torch.Tensor.is_cpu.__get__: False,

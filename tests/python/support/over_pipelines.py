@@ -1,5 +1,4 @@
-"""What the stages of a pipeline do together in tests: each function is called on every rank (support.rank_pool). Results are what
-JSON has."""
+"""The stages of a pipeline call these functions together in tests, each on every rank (support.rank_pool). Results are of JSON's types."""
 
 import contextlib
 import copy
@@ -340,7 +339,7 @@ def on_gpus(called, seed=0, schedule="random", devices=SIZE, gpu_links=None, **g
 
 
 def closed(**options):
-    """What is on this rank's GPU after a Pipeline, which is still there, was closed."""
+    """Lists what is on this rank's GPU after a Pipeline, which is still there, was closed."""
     pipe = sluice.torch.Pipeline(made("tied"), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2, **options)
     pipe.train_step(batch_of("tied", 0))
     pipe.close()

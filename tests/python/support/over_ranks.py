@@ -1,4 +1,4 @@
-"""What ranks do together in tests: each function is called on every rank (support.rank_pool). Results are what JSON has."""
+"""Ranks call these functions together in tests, each on every rank (support.rank_pool). Results are of JSON's types."""
 
 import contextlib
 import functools
@@ -201,7 +201,7 @@ def train_by_reference(name="gpt2", steps=2, accumulate=SIZE):
 
 
 def each_backward(stage, place="memory", **options):
-    """What a read of a gradient, norms between micro-batches, one more of them than was stated, and the step say."""
+    """Returns the messages of a read of a gradient, norms between micro-batches, one more of them than was stated, and the step."""
     model, optimizer = _wrapped("normed", place, stage=stage, accumulate=2 * SIZE, sum_gradients="each_backward", **options)
     said = []
     for attempt in (
@@ -227,7 +227,7 @@ def _partitioned(model):
 
 
 def received(links=None, stage=3, **options):
-    """What messages bring this rank in a step, and how many bytes of parameters are partitioned."""
+    """Returns how many bytes messages bring this rank in a step, and how many bytes of parameters are partitioned."""
     model, optimizer = _wrapped("wide", "memory", links=links, stage=stage, **options)
     engine = sluice.torch.engine_of(model)
     assert _partitioned(model) > 8
@@ -241,7 +241,7 @@ def received(links=None, stage=3, **options):
 
 
 def from_hosts(stage, steps=1):
-    """What this rank receives from other hosts in a step, and what the plan says that its host does."""
+    """Returns how many bytes this rank receives from other hosts in a step, and how many its host does by the plan."""
     model, optimizer = _wrapped("gpt2", "memory", links="hosts", stage=stage)
     engine = sluice.torch.engine_of(model)
     _loop(model, optimizer, "gpt2", 1, SIZE)
@@ -380,7 +380,7 @@ def on_gpus(called, seed=0, schedule="random", has_peers=True, has_nccl=False, *
 
 
 def with_parts_of_gradients(stage, **options):
-    """What reads of a gradient, norms, a second backward pass and the step say where a rank keeps its own part."""
+    """Returns the messages of reads of a gradient, norms, a second backward pass and the step where a rank keeps its own part."""
     model, optimizer = _wrapped("normed", "device", stage=stage, accumulate=SIZE, **options)
     said = []
     for attempt in (
@@ -402,7 +402,7 @@ def with_parts_of_gradients(stage, **options):
 
 
 def apart(skips, **options):
-    """What is said where the last rank drops its gradients, or has none, and the others step."""
+    """Returns the messages where the last rank drops its gradients, or has none, and the others step."""
     model, optimizer = _wrapped("normed", "device", stage=2, accumulate=SIZE, **options)
     try:
         for _ in range(2):
@@ -420,7 +420,7 @@ def apart(skips, **options):
 
 
 def links_of(device_memory, device, **options):
-    """What joins the ranks by the plan of a model of large units."""
+    """Returns the links that join the ranks by the plan of a model of large units."""
     model = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(4)))
     given = {"device": device, "device_memory": device_memory, "device_facts": fake_gpu.FACTS} | options
     model, _ = sluice.torch.wrap(model, sluice.AdamW(), memory="4GiB", place="device", stage=1, units=units_of_modules(model), **given)
@@ -430,7 +430,8 @@ def links_of(device_memory, device, **options):
 
 
 def joined(of_ranks, device_facts=fake_gpu.FACTS, **options):
-    """What joins the ranks by the plan, and whether it is known how fast, or the error. of_ranks: the `links` that each rank asks for."""
+    """Returns the links that join the ranks by the plan, and whether it is known how fast, or the error. of_ranks: the `links` that each
+    rank asks for."""
     asked = {"links": of_ranks[RANK]} if of_ranks[RANK] else {}
     model = MODELS["normed"]()
     try:
@@ -560,7 +561,7 @@ def other_threads():
 
 
 def unreproducible(what):
-    """What a loop gets that lets bits depend on the ranks. Returns the error, and how the run goes on after it."""
+    """Gives a loop a setting or a call that lets bits depend on the ranks. Returns the error, and how the run goes on after it."""
     model, optimizer = _wrapped("gpt2", "memory", reproducible=True, accumulate=2 * SIZE)
     first = next(model.parameters())
 

@@ -1,5 +1,5 @@
-"""What the stages of a pipeline do in tests as threads of one process, on fake GPUs. A process of support.rank_pool calls these functions.
-Results are what JSON has."""
+"""The stages of a pipeline are threads of one process in these tests, on fake GPUs. A process of support.rank_pool calls these
+functions. Results are of JSON's types."""
 
 import gc
 import os
@@ -121,7 +121,7 @@ class _Notes(nn.Module):
 
 
 def modes(**options):
-    """What each layer sees of the caller's modes."""
+    """Returns the caller's modes that each layer sees."""
     model = nn.Sequential(_Notes(), _Notes())
     pipe, loss = _pipe(model, micro_batches=1, **options), lambda output, targets: (output.float() - targets).square().mean()
     pipe.forward_backward((X, X), loss)
@@ -318,7 +318,7 @@ class _InterruptsAtFirst(nn.Linear):
 
 
 def interrupted_at_first(**options):
-    """What is left of a Pipeline that Ctrl-C ended while it was made, of the model and else; and whether the model trains then."""
+    """Returns what is left of a Pipeline that Ctrl-C ended while it was made, of the model and else; and whether the model trains then."""
     model = on_meta(lambda: nn.Sequential(nn.Linear(8, 8), _InterruptsAtFirst(8, 8)))
     threads, left = threading.active_count(), None
     try:
@@ -337,7 +337,7 @@ def interrupted_at_first(**options):
 
 
 def budgets(folder, **options):
-    """What each stage may have of the memory that the process does not hold yet, and of the disk, in MiB."""
+    """Returns how much each stage may have of the memory that the process does not hold yet, and of the disk, in MiB."""
     has = over_pipelines._resident()
     pipe = _pipe(_linears(), **options | {"memory": has + (1200 << 20), "disk": f"{folder}:64MiB"})
     plans = [sluice.torch.engine_of(module).plan() for module in pipe.modules]
@@ -346,7 +346,7 @@ def budgets(folder, **options):
 
 
 def dropped(**options):
-    """What is on the GPUs after a Pipeline and its model are gone that nobody has closed, and how many threads there are besides."""
+    """Lists what is on the GPUs after a Pipeline and its model are gone that nobody has closed, and counts the threads that remain."""
     before = threading.active_count()
     pipe = _pipe(made("gpt2"), **options)
     pipe.train_step(batch_of("gpt2", 0))
@@ -398,8 +398,8 @@ def within(**options):
 
 
 def lives_on(**options):
-    """What is left of a model: hooks that come and go, values that are loaded, values after an error of a stage, and what is closed by the
-    model alone."""
+    """Returns what is left of a model: hooks that come and go, values that are loaded, values after an error of a stage, and what is
+    closed by the model alone."""
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0)), *_linears(3))
     pipe, called = _pipe(model, **options), []
     first = model[0].register_forward_hook(lambda *_: called.append("first"))

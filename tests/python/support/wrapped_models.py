@@ -31,7 +31,7 @@ def on_meta(make):
 
 
 def update(optimizer, loss):
-    """What a user's loop does with a loss."""
+    """Does with a loss what a user's loop does."""
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -113,8 +113,8 @@ def plain_optimizer(model, lr=1e-3):
 
 
 def outcome(place, make, loop, **options):
-    """What `loop(model, optimizer, note)` notes, and the parameters and buffers after it, as one flat list of tensors.
-    Place None stands for plain PyTorch."""
+    """Returns what `loop(model, optimizer, note)` notes, and the parameters and buffers after it, as one flat list of tensors. Place
+    None stands for plain PyTorch."""
     torch.manual_seed(3)
     model = make()
     if place is None:

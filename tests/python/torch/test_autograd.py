@@ -1,4 +1,4 @@
-"""What models and loops do with autograd works on a wrapped model as on a plain one, wherever its parameters live."""
+"""Models and loops do with autograd on a wrapped model what they do on a plain one, wherever its parameters live."""
 
 import pytest
 import torch

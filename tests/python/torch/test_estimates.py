@@ -21,7 +21,7 @@ LOSSES: list = []
 
 @pytest.fixture(autouse=True)
 def lists_of_a_running_program(monkeypatch):
-    """Those above are frozen: the collector of the tests' processes does not look at what is made before they run."""
+    """The lists above are frozen: the collector of the tests' processes does not look at what is made before they run."""
     monkeypatch.setitem(globals(), "SEEN", [])
     monkeypatch.setitem(globals(), "LOSSES", [])
 

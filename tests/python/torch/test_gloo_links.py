@@ -13,7 +13,7 @@ from sluice.torch._gloo_links import _NEVER, _TAG, PACKET, GlooLinks
 
 
 def of_each_rank(size, make):
-    """What make(rank) gives for each rank, in threads of this process, since ranks wait for each other."""
+    """Returns the results of make(rank) for each rank, in threads of this process, since ranks wait for each other."""
     made = [None] * size
     threads = [threading.Thread(target=lambda rank=rank: made.__setitem__(rank, make(rank))) for rank in range(size)]
     for thread in threads:
@@ -127,7 +127,7 @@ def test_a_wait_ends_by_a_wake_by_a_packet_and_by_its_time():
 
 
 def message(length, content=b""):
-    """What a rank sends whose message claims to have so many bytes."""
+    """Returns the bytes of a rank whose message claims to have so many bytes."""
     return torch.frombuffer(bytearray(struct.pack("<q", length) + content + bytes(4088 - len(content))), dtype=torch.uint8)
 
 

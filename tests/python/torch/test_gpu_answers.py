@@ -1,4 +1,4 @@
-"""What PyTorch answers of tensors on a GPU otherwise than of those of the CPU, which stands in for one here."""
+"""PyTorch answers some questions about tensors on a GPU otherwise than about those of the CPU, which stands in for one here."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a model that is wrapped on a GPU does not do, and says so; and what PyTorch may take there. The GPU is the fake one of the
+"""A model that is wrapped on a GPU refuses what it does not do; and PyTorch may take its share there. The GPU is the fake one of the
 tests."""
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What PyTorch may take of a GPU's memory, and its error where that is not enough."""
+"""PyTorch may take a stated share of a GPU's memory, and gives an error where that is not enough."""
 
 import pytest
 import torch

@@ -93,7 +93,7 @@ def test_stages_on_gpus_have_the_bits_of_stages_on_the_cpu(pipelines, number, ro
     assert merged(found, places) == merged(expected, places)
 
 
-# What functions of support.over_pipelines find, which test_pipeline.py looks at.
+# Functions of support.over_pipelines, with the results that test_pipeline.py finds.
 CALLED = [
     (4, "shapes", {"mesh": DATA}), (2, "thawed", {}), (2, "evaluated", {"name": "tied", "chunks": 2, "reserve": "64MiB"}),
     (4, "not_finite", {"mesh": DATA}), (2, "misused", {}), pytest.param(4, "misused", {"mesh": DATA, "stage": 3}, marks=LONG),

@@ -241,7 +241,7 @@ def test_ranks_that_come_apart_with_parts_of_gradients_end_with_the_reason(pool,
 
 
 def test_values_differ_where_gradients_are_not_summed(pool):
-    """What the tests above compare tells a rank's own gradients from the mean."""
+    """The comparisons above tell a rank's own gradients from the mean."""
     assert pool.call("train", accumulate=4) != pool.call("train")
 
 

@@ -1,4 +1,4 @@
-"""What autograd keeps of a model that is wrapped on a GPU, where other hooks of saved tensors than the model's are in force, or none:
+"""Autograd keeps tensors of a model that is wrapped on a GPU where other hooks of saved tensors than the model's are in force, or none:
 its units have gone when backward needs them. The GPU is the fake one of the tests; the reference is the same model on the CPU."""
 
 import functools

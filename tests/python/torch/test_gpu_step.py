@@ -1,5 +1,5 @@
-"""What the first steps of a model on a GPU take, as its plan tells it. The GPU is the fake one of the tests, which PyTorch's allocator
-takes nothing of; or a card of this file's own, which PyTorch has."""
+"""The first steps of a model on a GPU take what its plan tells. The GPU is the fake one of the tests, which PyTorch's allocator takes
+nothing of; or a card of this file's own, which PyTorch has."""
 
 import collections
 import gc
@@ -196,7 +196,7 @@ def test_a_smaller_reserve_is_told_where_it_moves_less(taken, told, monkeypatch)
 
 
 def test_the_engine_is_asked_nothing_at_each_use(monkeypatch):
-    """What is asked for each use of a parameter the GPU waits for, where everything is on it."""
+    """The GPU waits for each question at a use of a parameter, where everything is on it."""
     counts = collections.Counter()
     call = _handle.call
     monkeypatch.setattr(_handle, "call", lambda function, *given: counts.update([function]) or call(function, *given))

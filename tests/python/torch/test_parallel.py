@@ -1,4 +1,4 @@
-"""What would exchange a wrapped model's gradients a second time is refused, or hands on calls alone, and the model goes on."""
+"""A wrapper that would exchange a wrapped model's gradients a second time is refused, or hands on calls alone, and the model goes on."""
 
 import copy
 

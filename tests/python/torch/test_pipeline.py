@@ -33,8 +33,8 @@ def four(pipelines):
 
 
 def merged(results, places=None):
-    """What the stages have together; each has values of its own, which are alike on its ranks, and all have the same losses and norms.
-    places: where ranks are along data and pipeline."""
+    """Merges the results of the stages: each has values of its own, which are alike on its ranks, and all have the same losses and
+    norms. places: where ranks are along data and pipeline."""
     assert [each["place"] for each in results] == (places or [[0, rank] for rank in range(len(results))])
     assert len({(tuple(each["losses"]), tuple(each["norms"])) for each in results}) == 1
     values, of_stages = {}, {}
@@ -393,7 +393,7 @@ def test_the_trace_of_a_stage_has_its_passes_waits_and_messages(two, tmp_path):
     ("set", {}, "a value of type set passes between stages"),
     ("local", {}, "InvalidArgumentError: a value of type Local passes between stages"),
     ("grows", {}, "another one of a batch of these shapes"),
-    # What all micro-batches keep that a stage holds at once is planned for before the first one is computed.
+    # The memory that all micro-batches keep that a stage holds at once is planned for before the first one is computed.
     ("wide", {"pipeline": "gpipe", "micro_batches": 12, "rows": 12 * 4096}, "that other calls keep for backward"),
     ("wide", {"pipeline": "1f1b", "micro_batches": 12, "rows": 12 * 4096}, "a call is computed"),
 ])  # fmt: skip

@@ -14,7 +14,7 @@ ALL = 6  # micro-batches of a step
 
 
 def trained(pool, name="gpt2", steps=2, accumulate=ALL, **options):
-    """What all ranks have alike, with their losses in the order of the micro-batches."""
+    """Returns the results that all ranks have alike, with their losses in the order of the micro-batches."""
     ranks = pool.call("train", name=name, steps=steps, accumulate=accumulate, reproducible=True, **options)
     assert len({(each["digest"], tuple(each["norms"]), each["scale"]) for each in ranks}) == 1
     share = accumulate // len(ranks)

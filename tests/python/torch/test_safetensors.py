@@ -1,4 +1,4 @@
-"""What wrap(weights=) reads of files of safetensors: those that are not whole are refused, and say why."""
+"""wrap(weights=) reads files of safetensors, and refuses those that are not whole, with the reason."""
 
 import json
 import random

@@ -67,7 +67,7 @@ def test_stages_of_one_process_have_the_bits_of_the_whole_model(process, number,
     assert [(gpu, stage, tiers) for gpu, stage, *tiers in plans] == [(gpu, 0, [of_pipeline["place"]]) for gpu in gpus]
 
 
-# What functions of support.over_pipelines find, as test_pipeline.py looks at it.
+# Functions of support.over_pipelines, with the results that test_pipeline.py finds.
 @pytest.mark.parametrize("called, given, expected", [
     ("evaluated", {"name": "tied", "reserve": "64MiB"}, [True] * 7), ("evaluated", {"name": "layers", "chunks": 1}, [True] * 6), ("shapes", {}, [True] * 6),
     ("thawed", {}, [True] * 6), ("thawed", {"frozen": "01"}, [True] * 6), ("closed", {}, []),
