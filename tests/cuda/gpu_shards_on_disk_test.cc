@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "cuda/file_limit.h"
 #include "cuda/ranks_on_gpus.h"
 
 // Ranks on GPUs whose shards of parameters are on disk.
@@ -76,34 +75,14 @@ TEST_F(GpuShardsOnDisk, HaveTheBitsOfTheCpusWhereRanksShareNoMemory) {
   world_ = comm::World::kMixedHosts;
   expect_bits_of_cpus(setup, 3, {3, kHost, kDisk, kHost, kDisk, false, Dtype::kBf16}, Schedule::kRandom, 1);
   world_ = comm::World::kThreads;
-  Case on_cpus = setup;
-  on_cpus.device = 0, on_cpus.places = {}, on_cpus.updates = {};
-  const Outcomes expected = train_on_cpus(on_cpus, 2);
-  begin_devices(2, Schedule::kRandom, 1);
-  FileLimit limit;
-  const Outcomes found = train(2, [&](comm::Communicator& of) {
-    const std::unique_ptr<Device> device = open_device(of.rank());
-    const Case own = of_rank(setup, of);
-    OnGpu gpu(own, *device, &of);
-    gpu.made.ledger.set_budget(kHost, gpu.made.plan.peak_memory + DeviceShards::bytes());
-    of.barrier(1, "all engines");
-    if (of.rank() == 0) limit.set(0);
-    of.barrier(1, "the limit");
-    gpu.client.load();
-    of.barrier(1, "all values");
-    if (of.rank() == 0) limit.reset();
-    return trained(own, gpu.client);
-  });
-  EXPECT_EQ(found, expected);
+  expect_bits_of_cpus_without_shared_memory(setup);
 }
 
 // Each rank has other shards on disk, as its own memory allows.
 TEST_F(GpuShardsOnDisk, MayBeOthersOnEachRank) {
   Case setup = all_on_disk();
   setup.blocks = 6;
-  Case on_cpus = setup;
-  on_cpus.device = 0, on_cpus.places = {}, on_cpus.updates = {};
-  const Outcomes expected = train_on_cpus(on_cpus, 3);
+  const Outcomes expected = train_on_cpus(setup, 3);
   begin_devices(3, Schedule::kLate, 3);
   const Outcomes found = train(3, [&](comm::Communicator& of) {
     const std::unique_ptr<Device> device = open_for(of);

@@ -1,6 +1,7 @@
 #pragma once
 #include "comm/worlds.h"
 #include "cuda/engine_fixture.h"
+#include "cuda/file_limit.h"
 #include "engine/memory/device_shards.h"
 #include "thrown.h"
 
@@ -41,9 +42,7 @@ class RanksOnGpusTest : public DeviceEngineTest {
                            std::uint64_t seed, const std::function<void(const Made&)>& look = {}) {
     SCOPED_TRACE(text(p));
     const Case on_gpus = placed(setup, p);
-    Case on_cpus = on_gpus;
-    on_cpus.device = 0, on_cpus.places = {}, on_cpus.updates = {}, on_cpus.ranks = {};
-    const Outcomes expected = train_on_cpus(on_cpus, ranks);
+    const Outcomes expected = train_on_cpus(on_gpus, ranks);
     begin_devices(ranks, schedule, seed);
     expect_twins(on_gpus, expected, look);
   }
@@ -74,8 +73,34 @@ class RanksOnGpusTest : public DeviceEngineTest {
       setup.ranks.hosts.push_back(communicator.hosts().first_of(rank));
     return setup;
   }
-  Outcomes train_on_cpus(const Case& setup, int ranks) {
+  // Trains as many ranks without the setup's GPUs.
+  Outcomes train_on_cpus(Case setup, int ranks) {
+    setup.device = 0, setup.places = {}, setup.updates = {}, setup.ranks = {};
     return train(ranks, [&](comm::Communicator& of) { return train_on_cpu(of_rank(setup, of), &of); });
+  }
+  // Two ranks of which one can open no file when they join their memory, so that they send shards instead,
+  // through memory that no plan has for that. look() sees each rank's engine when it has trained.
+  void expect_bits_of_cpus_without_shared_memory(
+      const Case& setup, const std::function<void(const OnGpu& gpu, comm::Communicator& of)>& look = {}) {
+    const Outcomes expected = train_on_cpus(setup, 2);
+    begin_devices(2, Schedule::kRandom, 1);
+    FileLimit limit;
+    const Outcomes found = train(2, [&](comm::Communicator& of) {
+      const std::unique_ptr<Device> device = open_device(of.rank());
+      const Case own = of_rank(setup, of);
+      OnGpu gpu(own, *device, &of);
+      gpu.made.ledger.set_budget(kHost, gpu.made.plan.peak_memory + DeviceShards::bytes());
+      of.barrier(1, "all engines");
+      if (of.rank() == 0) limit.set(0);
+      of.barrier(1, "the limit");
+      gpu.client.load();
+      of.barrier(1, "all values");
+      if (of.rank() == 0) limit.reset();
+      Outcome outcome = trained(own, gpu.client);
+      if (look) look(gpu, of);
+      return outcome;
+    });
+    EXPECT_EQ(found, expected);
   }
   static ShardPlace shards_of(const Case& setup) {
     if (setup.stage != 3 || !setup.ranks.gpus_read() || setup.places[0] == kDisk) return ShardPlace::kHost;

@@ -2,7 +2,6 @@
 #include <chrono>
 
 #include "comm/forbidden.h"
-#include "cuda/file_limit.h"
 #include "cuda/ranks_on_gpus.h"
 #include "engine/machine/between_gpus.h"
 #include "engine/ranks/agreement.h"
@@ -37,9 +36,6 @@ TEST_P(KindsOfRanksOnGpus, HaveTheBitsOfTheCpusWhereverPartsAre) {
     if (stage == kLeftOut[first % kLeftOut.size()]) continue;
     setup.stage = stage;
     setup.clip = (stage + first) % 2 == 0;
-    setup.device = 0;
-    setup.places = {};
-    setup.ranks.gpus_meet = setup.ranks.by_nccl = false;
     const Outcomes expected = train_on_cpus(setup, ranks);
     setup.device = 192 * kMiB;
     for (const auto updates : {kDevice, kHost}) {
@@ -209,27 +205,11 @@ TEST_F(RanksOnGpusTest, HaveTheBitsOfTheCpusWhereTheirMemoryCannotBeShared) {
   setup.dtype = Dtype::kBf16, setup.once = true;
   setup.blocks = 9, setup.rows = 300;
   setup.stage = 3;
-  const Outcomes expected = train_on_cpus(setup, 2);
   setup.device = 224 * kMiB;
-  begin_devices(2, Schedule::kRandom, 1);
-  FileLimit limit;
-  const Outcomes found = train(2, [&](comm::Communicator& of) {
-    const std::unique_ptr<Device> device = open_device(of.rank());
-    const Case own = of_rank(setup, of);
-    OnGpu gpu(own, *device, &of);
-    gpu.made.ledger.set_budget(kHost, gpu.made.plan.peak_memory + DeviceShards::bytes());
+  expect_bits_of_cpus_without_shared_memory(setup, [](const OnGpu& gpu, comm::Communicator& of) {
     EXPECT_TRUE(gpu.made.plan.partitions_any(Part::kParameters));
-    of.barrier(1, "all engines");
-    if (of.rank() == 0) limit.set(0);
-    of.barrier(1, "the limit");
-    gpu.client.load();
-    of.barrier(1, "all values");
-    if (of.rank() == 0) limit.reset();
-    Outcome outcome = trained(own, gpu.client);
     EXPECT_GT(of.counters().received, gpu.made.plan.step_bytes_received);
-    return outcome;
   });
-  EXPECT_EQ(found, expected);
 }
 
 // A unit that waits in the host on one rank is summed there by all.
