@@ -104,10 +104,10 @@ std::shared_ptr<std::byte> aligned_copy(std::span<const std::byte> from) {
   return {static_cast<std::byte*>(memory), [](std::byte* bytes) { std::free(bytes); }};
 }
 
-class FaultyFile final : public File {
+class FaultyFile final : public ForwardingFile {
  public:
   FaultyFile(File& inner, const Faults& faults, std::atomic<std::uint64_t>* injected)
-      : inner_(inner), faults_(faults), injected_(injected) {
+      : ForwardingFile(inner), faults_(faults), injected_(injected) {
     if (faults.delay_microseconds > 0)
       delay_ = std::make_unique<DelayLine>(std::chrono::microseconds(faults.delay_microseconds));
   }
@@ -115,10 +115,6 @@ class FaultyFile final : public File {
 
   void read(std::uint64_t offset, std::span<std::byte> into, Done done, Urgency urgency) override;
   void write(std::uint64_t offset, std::span<const std::byte> from, Done done, Urgency urgency) override;
-  void sync() override { inner_.sync(); }
-  void allocate(std::uint64_t bytes) override { inner_.allocate(bytes); }
-  std::uint64_t size() const override { return inner_.size(); }
-  const std::string& name() const override { return inner_.name(); }
 
  private:
   // Decides what goes wrong with the next transfer. Where the file is to be cut, cuts it first.
@@ -126,7 +122,6 @@ class FaultyFile final : public File {
   // Wraps the Done, so that its transfer is counted and, where that is asked for, delayed.
   Done outgoing(Done done);
 
-  File& inner_;
   const Faults faults_;
   std::atomic<std::uint64_t>* const injected_;
   std::atomic<std::uint64_t> count_{0};

@@ -16,25 +16,18 @@ class Measure : public ::testing::Test {
 };
 
 // A File that counts the bytes it moves.
-class CountingFile final : public File {
+class CountingFile final : public ForwardingFile {
  public:
-  explicit CountingFile(File& inner) : inner_(inner) {}
+  using ForwardingFile::ForwardingFile;
   void read(std::uint64_t offset, std::span<std::byte> into, Done done, Urgency urgency) override {
     read_ += into.size();
-    inner_.read(offset, into, std::move(done), urgency);
+    ForwardingFile::read(offset, into, std::move(done), urgency);
   }
   void write(std::uint64_t offset, std::span<const std::byte> from, Done done, Urgency urgency) override {
     written_ += from.size();
-    inner_.write(offset, from, std::move(done), urgency);
+    ForwardingFile::write(offset, from, std::move(done), urgency);
   }
-  void sync() override { inner_.sync(); }
-  void allocate(std::uint64_t bytes) override { inner_.allocate(bytes); }
-  std::uint64_t size() const override { return inner_.size(); }
-  const std::string& name() const override { return inner_.name(); }
   std::uint64_t read_ = 0, written_ = 0;
-
- private:
-  File& inner_;
 };
 
 TEST_F(Measure, AFileIsWrittenAndReadOnceWhole) {

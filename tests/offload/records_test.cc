@@ -16,26 +16,21 @@ using namespace testing;
 
 constexpr std::size_t kBlock = RecordStore::kBlock;
 
-// A file that forwards to one that the test keeps, and notes the urgency of each call.
-class Borrowed final : public File {
+// Notes the urgency of each call.
+class NotingFile final : public ForwardingFile {
  public:
-  Borrowed(File& file, std::vector<Urgency>* noted) : file_(file), noted_(noted) {}
+  NotingFile(File& file, std::vector<Urgency>& noted) : ForwardingFile(file), noted_(noted) {}
   void read(std::uint64_t offset, std::span<std::byte> into, Done done, Urgency urgency) override {
-    if (noted_ != nullptr) noted_->push_back(urgency);
-    file_.read(offset, into, std::move(done), urgency);
+    noted_.push_back(urgency);
+    ForwardingFile::read(offset, into, std::move(done), urgency);
   }
   void write(std::uint64_t offset, std::span<const std::byte> from, Done done, Urgency urgency) override {
-    if (noted_ != nullptr) noted_->push_back(urgency);
-    file_.write(offset, from, std::move(done), urgency);
+    noted_.push_back(urgency);
+    ForwardingFile::write(offset, from, std::move(done), urgency);
   }
-  void sync() override { file_.sync(); }
-  void allocate(std::uint64_t bytes) override { file_.allocate(bytes); }
-  std::uint64_t size() const override { return file_.size(); }
-  const std::string& name() const override { return file_.name(); }
 
  private:
-  File& file_;
-  std::vector<Urgency>* const noted_;
+  std::vector<Urgency>& noted_;
 };
 
 std::vector<std::unique_ptr<File>> memory_files(std::size_t count) {
@@ -44,10 +39,9 @@ std::vector<std::unique_ptr<File>> memory_files(std::size_t count) {
   return files;
 }
 
-std::vector<std::unique_ptr<File>> borrowed(File& file, std::vector<Urgency>* noted = nullptr) {
-  std::vector<std::unique_ptr<File>> files;
-  files.push_back(std::make_unique<Borrowed>(file, noted));
-  return files;
+// A store owns its files, and these tests keep theirs.
+std::vector<std::unique_ptr<File>> borrowed(File& file) {
+  return alone(std::make_unique<ForwardingFile>(file));
 }
 
 TEST(RecordStoreTest, RecordsOfAnySizeOverAnyNumberOfFiles) {
@@ -279,7 +273,7 @@ TEST(RecordStoreTest, ReadsToUseAndWritesOfParametersAreUrgent) {
   Threads threads(1);
   const std::unique_ptr<File> file = make_memory_file("swap.bin");
   std::vector<Urgency> noted;
-  RecordStore store(borrowed(*file, &noted), ledger);
+  RecordStore store(alone(std::make_unique<NotingFile>(*file, noted)), ledger);
   const RecordId state = store.define("state", kBlock, Purpose::kOptimizerState);
   const RecordId values = store.define("values", kBlock, Purpose::kParameter);
   store.allocate();

@@ -20,6 +20,25 @@ inline std::vector<std::unique_ptr<File>> alone(std::unique_ptr<File> file) {
   return files;
 }
 
+// A file that hands all calls on to another one, which outlives it. Tests derive files that do more.
+class ForwardingFile : public File {
+ public:
+  explicit ForwardingFile(File& inner) : inner_(inner) {}
+  void read(std::uint64_t offset, std::span<std::byte> into, Done done, Urgency urgency) override {
+    inner_.read(offset, into, std::move(done), urgency);
+  }
+  void write(std::uint64_t offset, std::span<const std::byte> from, Done done, Urgency urgency) override {
+    inner_.write(offset, from, std::move(done), urgency);
+  }
+  void sync() override { inner_.sync(); }
+  void allocate(std::uint64_t bytes) override { inner_.allocate(bytes); }
+  std::uint64_t size() const override { return inner_.size(); }
+  const std::string& name() const override { return inner_.name(); }
+
+ protected:
+  File& inner_;
+};
+
 // The faults of a fault-injecting file. Transfers are counted from 0, reads and writes together.
 struct Faults {
   std::uint64_t seed = 0;

@@ -7,22 +7,17 @@
 
 namespace sluice::engine::update_pipeline_test {
 
-// A backing in memory. While `holds`, writes do not end before let_go().
-class HoldingFile final : public offload::File {
+// While it `holds`, writes do not end before let_go().
+class HoldingFile final : public offload::ForwardingFile {
  public:
-  void read(std::uint64_t offset, std::span<std::byte> into, Done done, offload::Urgency urgency) override {
-    inner_->read(offset, into, std::move(done), urgency);
-  }
+  using ForwardingFile::ForwardingFile;
   void write(std::uint64_t offset, std::span<const std::byte> from, Done done,
              offload::Urgency urgency) override {
-    if (!holds) return inner_->write(offset, from, std::move(done), urgency);
-    inner_->write(offset, from, [](const std::exception_ptr&) {});
+    if (!holds) return ForwardingFile::write(offset, from, std::move(done), urgency);
+    ForwardingFile::write(
+        offset, from, [](const std::exception_ptr&) {}, urgency);
     held_.push_back(std::move(done));
   }
-  void sync() override {}
-  void allocate(std::uint64_t bytes) override { inner_->allocate(bytes); }
-  std::uint64_t size() const override { return inner_->size(); }
-  const std::string& name() const override { return inner_->name(); }
 
   void let_go(const std::exception_ptr& error) {
     for (const Done& done : std::exchange(held_, {})) done(error);
@@ -30,7 +25,6 @@ class HoldingFile final : public offload::File {
   bool holds = false;
 
  private:
-  std::unique_ptr<offload::File> inner_ = offload::make_memory_file("disk");
   std::vector<Done> held_;
 };
 
@@ -41,7 +35,7 @@ class UpdatePipelineTest : public testing::Test {
   explicit UpdatePipelineTest(const std::vector<std::string>& units = {"unit"},
                               const optim::OptimizerSettings& optimizer = {})
       : layout_(units_of(units)), optimizer_(optim::make_optimizer(optimizer)) {
-    auto file = std::make_unique<HoldingFile>();
+    auto file = std::make_unique<HoldingFile>(*memory_);
     file_ = file.get();
     disk_.emplace(offload::alone(std::move(file)), ledger_);
     backings_ = make_backings(&*disk_);
@@ -87,6 +81,7 @@ class UpdatePipelineTest : public testing::Test {
   std::unique_ptr<optim::Optimizer> optimizer_;
   Threads threads_{1};
   allocator::Ledger ledger_;
+  std::unique_ptr<offload::File> memory_ = offload::make_memory_file("disk");
   HoldingFile* file_ = nullptr;
   std::optional<offload::RecordStore> disk_;
   std::unique_ptr<Backings> backings_;
