@@ -18,22 +18,25 @@ struct Parameter {
     whole.resize(kept);
     momentum.resize(optimizer.state().empty() ? 0 : n);
   }
+  Span span(std::size_t begin, std::size_t end, ConstArray gradient, const Whole& of) {
+    Span span{.count = end - begin,
+              .first_index = begin,
+              .master = values.data() + begin,
+              .parameter = {},
+              .gradient = gradient.at(begin),
+              .state = {},
+              .whole = of};
+    if (!momentum.empty()) span.state.push_back({Array{momentum.data() + begin}});
+    return span;
+  }
   // One step, in spans of `piece` elements.
   void step(const Optimizer& optimizer, Threads& threads, const Hyperparameters& h, ConstArray gradient,
             std::size_t piece) {
     std::vector<double> scratch(optimizer.scratch({shape}));
     const auto each_span = [&](const auto& body) {
-      for (std::size_t begin = 0; begin < values.size(); begin += piece) {
-        Span span{.count = std::min(piece, values.size() - begin),
-                  .first_index = begin,
-                  .master = values.data() + begin,
-                  .parameter = {},
-                  .gradient = gradient.at(begin),
-                  .state = {},
-                  .whole = {{shape}, whole.data(), scratch.data()}};
-        if (!momentum.empty()) span.state.push_back({Array{momentum.data() + begin}});
-        body(span);
-      }
+      for (std::size_t begin = 0; begin < values.size(); begin += piece)
+        body(span(begin, std::min(begin + piece, values.size()), gradient,
+                  {{shape}, whole.data(), scratch.data()}));
     };
     for (int round = 0; round < optimizer.rounds(); ++round) {
       each_span([&](const Span& span) { optimizer.statistics(threads, round, h, span); });
@@ -53,16 +56,7 @@ struct Parameter {
       return Whole{{shape}, wholes[part].data(), scratch[part].data()};
     };
     const auto span_of = [&](std::size_t part) {
-      const std::size_t begin = cuts[part];
-      Span span{.count = cuts[part + 1] - begin,
-                .first_index = begin,
-                .master = values.data() + begin,
-                .parameter = {},
-                .gradient = gradient.at(begin),
-                .state = {},
-                .whole = whole_of(part)};
-      if (!momentum.empty()) span.state.push_back({Array{momentum.data() + begin}});
-      return span;
+      return span(cuts[part], cuts[part + 1], gradient, whole_of(part));
     };
     for (int round = 0; round < optimizer.rounds(); ++round) {
       for (std::size_t part = 0; part < parts; ++part) {

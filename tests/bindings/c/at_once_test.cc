@@ -3,15 +3,6 @@
 // Tests of updates that follow at once in backward, with gradients that are never stored.
 namespace sluice_c_test::at_once_test {
 
-struct Settings {
-  std::array<sluice_group_settings, 2> groups = two_groups();
-  sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
-  Settings() {
-    settings.groups = groups.data();
-    settings.group_count = groups.size();
-  }
-};
-
 void add(sluice_engine* engine, uint32_t parameter, float value) {
   const std::vector<float> gradient(parameters()[parameter].elements(), value);
   EXPECT_OK(sluice_engine_add_gradient(engine, parameter, gradient.data(), SLUICE_F32));
@@ -29,7 +20,7 @@ class AtOnceTest : public ::testing::TestWithParam<Case> {
     return engine;
   }
   static sluice_dtype dtype() { return GetParam().dtype; }
-  static sluice_status begin(sluice_engine* engine, const Settings& given = {}) {
+  static sluice_status begin(sluice_engine* engine, const StepSettings& given = {}) {
     return sluice_engine_begin_step(engine, &given.settings);
   }
   static sluice_status end(sluice_engine* engine, sluice_step_result* result = nullptr) {
@@ -121,7 +112,7 @@ TEST(AtOnce, AnEditThatEndsWithARefusedUpdateHoldsNothing) {
   sluice_engine* const created = engine.get();
   ASSERT_NE(created, nullptr);
   for (uint32_t u = 0; u < kMany; ++u) ASSERT_OK(sluice_engine_set_values(created, u, ones, nullptr));
-  const Settings settings;
+  const StepSettings settings;
   const std::vector<float> gradient(kElements, std::numeric_limits<float>::quiet_NaN());
   for (uint32_t u = 0; u < kMany; ++u) {
     ASSERT_OK(sluice_engine_begin_step(created, &settings.settings));
@@ -153,16 +144,16 @@ TEST_P(AtOnceTest, AnAbandonedStepKeepsWhatWasApplied) {
 
 TEST_P(AtOnceTest, SettingsComeWithTheBeginning) {
   const EngineHandle engine = fresh(), waiting = fresh(false);
-  const Settings given;
+  const StepSettings given;
   expect_error(sluice_engine_begin_step(engine.get(), nullptr), SLUICE_INVALID_ARGUMENT, {"'settings'"});
   expect_error(sluice_engine_begin_step(waiting.get(), &given.settings), SLUICE_INVALID_ARGUMENT,
                {"sluice_engine_step()"});
-  Settings clipping, keeping;
+  StepSettings clipping, keeping;
   clipping.settings.clip = 1;
   expect_error(begin(engine.get(), clipping), SLUICE_INVALID_ARGUMENT, {"without clipping"});
   keeping.settings.keep_gradients = 1;
   expect_error(begin(engine.get(), keeping), SLUICE_INVALID_ARGUMENT, {"kept"});
-  Settings below_zero;
+  StepSettings below_zero;
   below_zero.settings.clip_value = -1;
   expect_error(begin(engine.get(), below_zero), SLUICE_INVALID_ARGUMENT, {"clip by value of -1"});
   ASSERT_OK(begin(engine.get()));

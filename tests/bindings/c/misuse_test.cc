@@ -145,8 +145,7 @@ TEST_F(MisuseTest, ADiskMayBeAFolderWithItsSize) {
     const sluice_engine_options options = options_of({}, &disk);
     char* made = nullptr;
     const sluice_status status = sluice_plan(model.get(), &options, &made);
-    if (made != nullptr) *text = made;
-    sluice_text_destroy(made);
+    *text = taken(made);
     return status;
   };
   // The bytes that the process has taken already stand in between, and are more each time.

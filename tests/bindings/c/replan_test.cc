@@ -86,15 +86,11 @@ class ReplanTest : public ::testing::TestWithParam<Kind> {
   }
 
   static void go_on(sluice_engine* engine) {
-    const auto groups = two_groups();
-    sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
-    settings.groups = groups.data();
-    settings.group_count = groups.size();
-    const sluice_step_settings* const given = &settings;
+    const StepSettings given;
     const bool at_once = GetParam().at_once;
-    ASSERT_OK(sluice_engine_begin_step(engine, at_once ? given : nullptr));
+    ASSERT_OK(sluice_engine_begin_step(engine, at_once ? &given.settings : nullptr));
     add_gradients(engine);
-    ASSERT_OK(sluice_engine_step(engine, at_once ? nullptr : given, nullptr));
+    ASSERT_OK(sluice_engine_step(engine, at_once ? nullptr : &given.settings, nullptr));
   }
 
   Folder folder_;

@@ -227,15 +227,24 @@ inline std::array<sluice_group_settings, 2> two_groups(const std::vector<sluice_
            {sizeof(sluice_group_settings), 0.02, 0, settings.data(), settings.size()}}};
 }
 
+// The settings of a step of both groups.
+struct StepSettings {
+  std::array<sluice_group_settings, 2> groups = two_groups();
+  sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
+  StepSettings() {
+    settings.groups = groups.data();
+    settings.group_count = groups.size();
+  }
+  StepSettings(const StepSettings&) = delete;  // `settings` points to the groups
+  StepSettings& operator=(const StepSettings&) = delete;
+};
+
 inline sluice_status apply(sluice_engine* engine, double clip = 1.0, sluice_step_result* result = nullptr,
                            bool keep_gradients = false) {
-  const auto groups = two_groups();
-  sluice_step_settings settings = SLUICE_INIT(sluice_step_settings);
-  settings.groups = groups.data();
-  settings.group_count = groups.size();
-  settings.clip = clip;
-  settings.keep_gradients = keep_gradients ? 1 : 0;
-  return sluice_engine_step(engine, &settings, result);
+  StepSettings given;
+  given.settings.clip = clip;
+  given.settings.keep_gradients = keep_gradients ? 1 : 0;
+  return sluice_engine_step(engine, &given.settings, result);
 }
 
 // Runs the units forward and backward with gradients; `skip` gets none.
