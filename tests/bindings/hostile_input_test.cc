@@ -91,11 +91,6 @@ TEST_F(HostileInputTest, NumbersHaveBounds) {
       expect_refused(train({"--ranks", "2", "--accumulate", "2", flag, seconds}), std::string(flag) + ": ");
 }
 
-TEST_F(HostileInputTest, AKeyThatStandsTwiceIsRefused) {
-  std::ofstream(folder_ / "twice.json") << R"({"steps": 3, "lr": 0.1, "steps": 4})";
-  expect_refused(train({"--config", folder_ / "twice.json"}), "'steps' is there twice");
-}
-
 TEST_F(HostileInputTest, PlanningADeepModelTakesTimeByItsLayers) {
   const auto cpu_seconds = [] {
     rusage used = {};

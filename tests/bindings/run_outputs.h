@@ -1,4 +1,6 @@
 #pragma once
+#include <fmt/format.h>
+
 #include "bindings/sluice_process.h"
 #include "core/json.h"
 #include "testing.h"
@@ -6,10 +8,10 @@
 // Functions that read the outputs of runs, for tests that compare runs.
 namespace sluice::cli {
 
-// The files with tensors of the run's checkpoint after that step, below 10.
+// The files with tensors of the run's checkpoint after that step.
 inline std::map<std::string, std::string> tensors_of(const std::string& out, int step) {
   std::map<std::string, std::string> files;
-  for (const auto& file : std::filesystem::directory_iterator(out + "/step-0000000" + std::to_string(step)))
+  for (const auto& file : std::filesystem::directory_iterator(fmt::format("{}/step-{:08}", out, step)))
     if (file.path().extension() == ".safetensors")
       files[file.path().filename().string()] = file_text(file.path().string());
   EXPECT_GE(files.size(), 2u);

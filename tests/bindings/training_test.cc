@@ -110,16 +110,39 @@ TEST_F(TrainingTest, InspectCountsTheTimeOfOverlappingEventsOnce) {
 }
 
 TEST_F(TrainingTest, ASignalSavesAndStopsAndTheRunGoesOn) {
-  SluiceProcess process(words("stopped", 1'000'000));
-  wait_for_metrics("stopped");
+  const auto before = ::signal(SIGHUP, SIG_DFL);  // which nohup has this program ignore
+  for (const auto& [number, name] :
+       {std::pair(SIGTERM, "SIGTERM"), {SIGUSR1, "SIGUSR1"}, {SIGINT, "Ctrl-C"}, {SIGHUP, "SIGHUP"}}) {
+    SluiceProcess process(words(name, 1'000'000));
+    wait_for_metrics(name);
+    process.signal(number);
+    EXPECT_EQ(process.wait(), 0) << process.error();
+    const int done = static_cast<int>(losses(name).size());
+    ASSERT_GE(done, 1);
+    EXPECT_THAT(process.out(),
+                HasSubstr(fmt::format("stopped by {}: saved after step {} of 1000000", name, done)));
+    EXPECT_EQ(tensors_of(folder_ / name, done).size(), 3u);
+  }
+  ::signal(SIGHUP, before);
+  const int done = static_cast<int>(losses("SIGTERM").size());
+  succeed(words("SIGTERM", done + 2, {"--resume"}));
+  EXPECT_EQ(losses("SIGTERM").size(), static_cast<std::size_t>(done) + 2);
+}
+
+// Under nohup SIGHUP is ignored.
+TEST_F(TrainingTest, AHangupThatIsIgnoredStopsNothing) {
+  const auto before = ::signal(SIGHUP, SIG_IGN);
+  SluiceProcess process(words("nohup", 1'000'000));
+  ::signal(SIGHUP, before);
+  wait_for_metrics("nohup");
+  process.signal(SIGHUP);
+  const std::size_t steps = losses("nohup").size();
+  for (int i = 0; i < 600 && losses("nohup").size() < steps + 3; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
   process.signal(SIGTERM);
   EXPECT_EQ(process.wait(), 0) << process.error();
   EXPECT_THAT(process.out(), HasSubstr("SIGTERM"));
-  const int done = static_cast<int>(losses("stopped").size());
-  ASSERT_GE(done, 1);
-  EXPECT_TRUE(std::filesystem::exists(step_folder("stopped", done)));
-  succeed(words("stopped", done + 2, {"--resume"}));
-  EXPECT_EQ(losses("stopped").size(), static_cast<std::size_t>(done) + 2);
+  EXPECT_GE(losses("nohup").size(), steps + 3);
 }
 
 TEST_F(TrainingTest, ASecondCtrlCStopsAtOnce) {

@@ -1,14 +1,9 @@
-"""Whole runs of the command line: twins that differ in placement alone, kills, signals. Tolerance: zero."""
-import atexit
+"""Whole runs of the command line: twins that differ in placement alone. Tolerance: zero. Signals are in tests/bindings/training_test.cc."""
 import json
-import signal
-import subprocess
-import time
 
 import pytest
-from kill_campaign import PLACES, SLUICE, final_files, leftovers, losses
-from support.runs import PATIENCE, assert_same, common, sluice, train, without_earlier
-from support.sluice_process import has_metrics
+from kill_campaign import PLACES, SLUICE
+from support.runs import assert_same, common, sluice, train, without_earlier
 from transformers import GPT2LMHeadModel
 
 pytestmark = pytest.mark.skipif(not SLUICE.exists(), reason=f"{SLUICE} is not built")
@@ -83,55 +78,3 @@ def test_the_savings_happen(place):
     stated = [host(*memory, "none", "--place-state", "disk", "--chunk-elements", str(n))[0] for n in (CHUNK, 2 * CHUNK)]
     assert stated[0]["chunk_elements"] == CHUNK < stated[1]["chunk_elements"]
     assert max(sum(p.numel() for p in block.parameters()) for block in model.transformer.h) > CHUNK
-
-
-class Started:
-    """A run that would not end by itself."""
-
-    def __init__(self, place, name, *more, hangup=signal.SIG_DFL):
-        self.out, self.metrics = place / name, place / f"{name}.jsonl"
-        words = without_earlier([*common(place, "tiny", "f32", "--memory", "600MiB"), "--steps", "1000000", *more])
-        output = ["--out", str(self.out), "--metrics", str(self.metrics), "--progress", "lines"]
-        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        before = signal.signal(signal.SIGHUP, hangup)
-        self.process = subprocess.Popen([SLUICE, "train", *words, *output], **pipes)
-        signal.signal(signal.SIGHUP, before)
-        atexit.register(self.process.kill)  # for a test that fails
-
-    def wait_for_a_step(self):
-        deadline = time.monotonic() + PATIENCE
-        while not has_metrics(self.metrics):
-            assert self.process.poll() is None, self.process.stdout.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-
-    def end(self):
-        text = self.process.communicate(timeout=PATIENCE)[0]
-        return self.process.returncode, text
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_saves_and_stops_at_the_end_of_the_step(place, number):
-    """So does SIGTERM, the run goes on, and a second Ctrl-C stops at once: tests/bindings/training_test.cc."""
-    run = Started(place, f"stopped-{number.name}", "--schedule", "constant", *PLACES["disk"])
-    run.wait_for_a_step()
-    run.process.send_signal(number)
-    status, text = run.end()
-    assert status == 0, text
-    done = len(losses(run.metrics))
-    assert f"saved after step {done} of" in text
-    assert len(final_files(run.out, done)) == 3 and not leftovers(run.out)
-
-
-def test_a_hangup_that_is_ignored_stops_nothing(place):
-    """Under nohup SIGHUP is ignored."""
-    run = Started(place, "nohup", "--schedule", "constant", hangup=signal.SIG_IGN)
-    run.wait_for_a_step()
-    run.process.send_signal(signal.SIGHUP)
-    steps = len(losses(run.metrics))
-    deadline = time.monotonic() + PATIENCE
-    while len(losses(run.metrics)) < steps + 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    run.process.send_signal(signal.SIGTERM)
-    status, text = run.end()
-    assert status == 0 and "SIGTERM" in text and len(losses(run.metrics)) >= steps + 3
