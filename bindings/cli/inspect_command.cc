@@ -47,7 +47,7 @@ Report inspect(const InspectOptions& options) {
   if (extension == ".json") return inspect_trace(options.path);
   if (extension == ".bin") return inspect_tokens(options.path);
   fail(ErrorCode::kInvalidArgument,
-       "'{}' is of no kind that this program writes or reads; it can be a checkpoint or --out folder, "
+       "'{}' is of no kind that this command shows; it can be a checkpoint or --out folder, "
        "manifest.json, *.safetensors, metrics *.jsonl, a trace *.json, tokens *.bin",
        options.path);
 }

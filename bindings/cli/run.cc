@@ -37,7 +37,8 @@ struct Program {
   CLI::App* plan_app =
       app.add_subcommand("plan", "show what would go where, and how long a step takes; trains nothing");
   CLI::App* generate_app = app.add_subcommand("generate", "sample text from a checkpoint");
-  CLI::App* inspect_app = app.add_subcommand("inspect", "show any file that this project writes");
+  CLI::App* inspect_app =
+      app.add_subcommand("inspect", "show a checkpoint, tensors, metrics, a trace or tokens");
   CLI::App* doctor_app =
       app.add_subcommand("doctor", "tell what this machine offers, and what to do about what is missing");
   CLI::App* bench_app = app.add_subcommand("bench", "measure this machine, and what Sluice makes of it");
