@@ -66,17 +66,6 @@ def test_values_that_are_set_by_hand_are_the_models(place):
     optimizer.step()
 
 
-@pytest.mark.parametrize("lr", [None, "1e-3", -1.0])
-def test_a_learning_rate_that_is_none_is_named(lr):
-    model, optimizer = wrap(Chain(), "memory")
-    optimizer.param_groups[0]["lr"] = lr
-    loss_of(model, 0).backward()
-    with pytest.raises(sluice.InvalidArgumentError, match=f"lr is {lr!r}; a number of at least 0"):
-        optimizer.step()
-    optimizer.param_groups[0]["lr"] = torch.tensor(1e-3)
-    optimizer.step()
-
-
 def test_a_function_is_an_address():
     for name in ("team", "sgemm"):
         with pytest.raises(sluice.InvalidArgumentError, match=rf"{name} is 'x'; the address .*sluice.torch.{name}\(\)"):

@@ -21,9 +21,6 @@ TWINS = {
     "updates in backward by the CPU": (Layers, HERE | {"update_in_backward": True, "on_gpu_only": {"updates": "cpu"}}),
     "updates in backward by the GPU": (Layers, HERE | {"update_in_backward": True, "on_gpu_only": {"updates": "gpu"}}),
     "masters": (lambda: Layers().bfloat16(), HERE | {"state": "bf16"}),
-    "SGD": (Layers, HERE | {"optimizer": sluice.SGD(lr=0.1, momentum=0.9), "steps": 2}),
-    "Lion": (Layers, HERE | {"optimizer": sluice.Lion(lr=1e-3), "steps": 2}),
-    "Adam": (Layers, HERE | {"optimizer": sluice.Adam(lr=1e-3), "steps": 2}),
     "Adafactor": (Layers, HERE | {"optimizer": sluice.Adafactor(lr=1e-3), "steps": 2}),
 }
 

@@ -11,17 +11,6 @@ import sluice.torch
 OF_LOSSES = rounding.of_losses(rounding.of_model(small_gpt2()))
 
 
-def test_budgets_between():
-    def run(place, **options):
-        model, optimizer = wrap(small_gpt2(), place, **options)
-        return train(model, optimizer, language_loss, steps=3).values, values_of(model)
-
-    memory, values = run("memory")
-    for place in ({"parameters": "disk"}, {"gradients": "disk", "state": "memory"}, {"state": "disk"}):
-        between, found = run(place, held_units=1)
-        assert between == memory and same_values(values, found)
-
-
 def test_a_scheduler_that_cycles_the_momentum():
     """One that cycles betas is in test_groups.py."""
 

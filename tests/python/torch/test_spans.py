@@ -3,9 +3,7 @@
 import pytest
 import torch
 from support import rounding
-from support.torch_muon import MuonWithAdamW
 from support.wrapped_models import plain_optimizer, same_values, train, update, values_of, wrap
-from transformers.optimization import Adafactor
 
 import sluice
 import sluice.torch
@@ -89,31 +87,7 @@ def test_its_gradient_is_one_tensor():
 
 # These optimizers sum over a whole parameter before it changes, so that its spans are updated together.
 
-ADAFACTOR = {
-    "plain": ({"lr": 1e-2}, {"lr": 1e-2, "relative_step": False}),
-    "momentum": (
-        {"lr": 1e-3, "beta1": 0.9, "scale_parameter": False, "weight_decay": 0.1},
-        {"lr": 1e-3, "beta1": 0.9, "scale_parameter": False, "weight_decay": 0.1, "relative_step": False},
-    ),
-    "relative": ({"relative_step": True, "clip_threshold": 0.5}, {"clip_threshold": 0.5}),
-}
-
-
 LONG = pytest.mark.long  # another case and another way to update show as much
-
-
-@pytest.mark.parametrize("case, options", [("plain", {"update_in_backward": True}), ("momentum", {}), pytest.param("relative", {}, marks=LONG)])
-def test_adafactor_is_that_of_transformers(case, options):
-    own, reference = ADAFACTOR[case]
-    plain, _ = made(None)
-    start = plain.table.weight.detach().clone()
-    expected = train(plain, Adafactor(plain.parameters(), **reference), loss_of, steps=4)
-    model, optimizer = made("disk", optimizer=sluice.Adafactor(**own), **options)
-    assert len(units(model)) == 4
-    assert train(model, optimizer, loss_of, steps=4).close_to(expected)
-    assert sluice.torch.engine_of(model).counters().touches == 0
-    found = model.table.weight.detach().clone()
-    rounding.assert_moved_alike(found, plain.table.weight.detach(), start, expected.epsilon)
 
 
 class Wide(torch.nn.Module):
@@ -130,25 +104,12 @@ class Wide(torch.nn.Module):
 
 def made_wide(place, optimizer=None, **options):
     torch.manual_seed(2)
-    model = Wide()
-    if place is None:
-        return model, MuonWithAdamW([{"params": list(model.parameters()), "weight_decay": 0.1}], lr=1e-2)
     groups = [{"params": ["table.weight"], "use_muon": True}]
-    return wrap(model, place, sluice.Muon(lr=1e-2, weight_decay=0.1), param_groups=groups, **options)
-
-
-def test_muon_is_that_of_torch():
-    plain, reference = made_wide(None)
-    start = values_of(plain)
-    expected = train(plain, reference, loss_of, steps=2)
-    model, optimizer = made_wide("disk", update_in_backward=True)
-    assert len(units(model)) == 6
-    assert train(model, optimizer, loss_of, steps=2).close_to(expected)
-    for name, found in values_of(model).items():
-        rounding.assert_moved_alike(found, plain.get_parameter(name).detach(), start[name], expected.epsilon, name)
+    return wrap(Wide(), place, sluice.Muon(lr=1e-2, weight_decay=0.1), param_groups=groups, **options)
 
 
 TOGETHER = {
+    "adafactor": (made, sluice.Adafactor(lr=1e-2), {}),
     "adafactor in bf16": (made, sluice.Adafactor(lr=1e-2, beta1=0.9), {"master": "none", "state": "8bit"}),
     "adafactor in f16": (made, sluice.Adafactor(lr=1e-2, beta1=0.9), {"kind": torch.float16, "state": "bf16"}),
     "muon": (made_wide, None, {}),
@@ -156,7 +117,8 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("case, in_backward", [
-    ("adafactor in bf16", False), ("adafactor in f16", True), pytest.param("muon", False, marks=LONG),
+    ("adafactor", True), ("adafactor in bf16", False), ("muon", True),
+    *(pytest.param(*row, marks=LONG) for row in (("adafactor in f16", True), ("muon", False))),
 ])  # fmt: skip
 def test_what_is_updated_together_has_the_bits_of_one_unit_anywhere(case, in_backward, monkeypatch):
     make, optimizer, options = TOGETHER[case]

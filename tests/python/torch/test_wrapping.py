@@ -131,10 +131,24 @@ def test_parameters_without_elements_stay_as_they_are():
 # ---- what is given ----
 
 
+OF_BIAS = {"params": ["first.bias"]}
+WITHOUT_FEATURES = torch.nn.Sequential(torch.nn.Linear(4, 0), torch.nn.Linear(4, 4))
+
+
 @pytest.mark.parametrize(
     "model, options, what",
     [
         (lambda x: x, {}, "no torch.nn.Module"),
+        (torch.nn.ReLU(), {}, r"\(ReLU\) has no parameters"),
+        (Chain().double(), {}, "'first.weight' is of torch.float64"),
+        (Chain(), {"units": {"a": ["fourth"]}}, "unit 'a' names 'fourth'"),
+        (Chain(), {"units": {"a": ["first"], "b": ["first.weight"]}}, "unit 'b' has no parameters that no other unit has"),
+        (WITHOUT_FEATURES, {"units": {"a": ["0"]}}, "unit 'a' has parameters without elements alone"),
+        (WITHOUT_FEATURES, {"units": {"b": ["1"], "a": ["1", "0"]}}, "unit 'a' has no parameters that no other unit has"),
+        (Chain(), {"param_groups": [{"params": [torch.nn.Parameter(torch.zeros(3))]}]}, "no parameter of the model"),
+        (Chain(), {"param_groups": [{"params": ["fourth.weight"]}]}, "'fourth.weight'.*no parameter of the model"),
+        (Chain(), {"param_groups": [OF_BIAS, OF_BIAS]}, "two parameter groups"),
+        (Chain(), {"param_groups": [OF_BIAS | {"momentum": 0.9}]}, "momentum is 0.9.*does not have.*leave it out"),
         (torch.nn.Sequential(torch.nn.LazyLinear(4)), {}, "'0.weight' has no shape yet.*call the model once"),
         (Chain(), {"units": "first"}, "units are 'first'; names of modules are needed, such as"),
         (Chain(), {"units": ["first", ["last"]]}, r"units are \['first', \['last'\]\]; names of modules are needed"),
@@ -143,7 +157,7 @@ def test_parameters_without_elements_stay_as_they_are():
         (Chain(), {"param_groups": [{"params": [(1, 2, 3)]}]}, r"a parameter group has \(1, 2, 3\), which is no parameter"),
         (Chain(), {"patience": 10**10}, "patience is 10000000000; it is a number of seconds above 0 and below 1e9"),
         (Chain(), {"param_groups": [{"params": None}]}, "a parameter group has None, which is no parameter"),
-        (Chain(), {"param_groups": [{"params": ["first.bias"], "lr": "x"}]}, "lr is 'x'; a number"),
+        (Chain(), {"param_groups": [OF_BIAS | {"lr": "x"}]}, "lr is 'x'; a number"),
     ],
 )
 def test_what_is_given_wrongly_is_named(model, options, what):
@@ -246,14 +260,6 @@ def test_what_cannot_be_estimated_says_what_to_give_instead(forward, batch, what
     monkeypatch.setattr(Chain, "forward", forward)
     with pytest.raises(sluice.InvalidArgumentError, match=f"(?s){what}.*reserve"):
         sluice.torch.plan(model, sluice.AdamW(), memory="6GiB", sample_batch=batch)
-
-
-def test_a_unit_of_parameters_without_elements_is_refused():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 0), torch.nn.Linear(4, 4))
-    with pytest.raises(sluice.InvalidArgumentError, match="unit 'a' has parameters without elements alone"):
-        wrap(model, "memory", units={"a": ["0"]})
-    with pytest.raises(sluice.InvalidArgumentError, match="unit 'a' has no parameters that no other unit has"):
-        wrap(model, "memory", units={"b": ["1"], "a": ["1", "0"]})
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated:FutureWarning")
