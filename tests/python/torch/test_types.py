@@ -43,19 +43,28 @@ def square_loss(model, step):
     return model(torch.randn(8, 48, generator=torch.Generator().manual_seed(step))).square().mean()
 
 
-@pytest.mark.parametrize("units", [None, units_of_modules(mixed())])
-def test_norms_in_f32_beside_weights_in_bf16(units):
+def with_adapters():
+    torch.manual_seed(2)
+    config = peft.LoraConfig(r=4, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True, lora_dropout=0.0)
+    model = peft.get_peft_model(small_gpt2().bfloat16(), config)  # makes adapters in f32
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    return model
+
+
+@pytest.mark.parametrize("made, loss_of, rows, units", [
+    (mixed, square_loss, 8, None), (mixed, square_loss, 8, units_of_modules(mixed())), (with_adapters, language_loss, 64, None),
+], ids=["norms", "norms in units of modules", "adapters"])  # fmt: skip
+def test_f32_beside_bf16_has_the_same_bits_at_any_place_and_steps_near_those_of_pytorch(made, loss_of, rows, units):
     def run(place):
-        model, optimizer = wrap(mixed(), place, units=units)
-        losses = train(model, optimizer, square_loss, steps=4).values
-        values = values_of(model)
+        model, optimizer = wrap(made(), place, units=units)
+        losses, values = train(model, optimizer, loss_of, steps=4).values, values_of(model)
         sluice.torch.close(model)
         return losses, values
 
     (losses, values), (on_disk, values_on_disk) = run("memory"), run("disk")
     assert losses == on_disk and same_values(values, values_on_disk)
-    model, optimizer = wrap(mixed(), "memory", units=units)
-    check_steps(model, optimizer, mixed(), square_loss, steps=4, rows=8)
+    model, optimizer = wrap(made(), "memory", units=units)
+    check_steps(model, optimizer, made(), loss_of, steps=4, rows=rows)
     assert same_values(values_of(model), values)
 
 
@@ -85,23 +94,3 @@ def test_a_checkpoint_and_a_state_dict_go_on_with_the_same_bits(tmp_path, option
     if options.get("master") != "none":  # rounding depends on the engine's step, which a state_dict lacks
         assert train(loaded, its_optimizer, square_loss, steps=3).values == expected
         assert same_values(values_of(loaded), values)
-
-
-def test_adapters_in_f32_on_a_base_in_bf16():
-    config = peft.LoraConfig(r=4, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True, lora_dropout=0.0)
-
-    def made():
-        torch.manual_seed(2)
-        model = peft.get_peft_model(small_gpt2().bfloat16(), config)  # makes adapters in f32
-        assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-        return model
-
-    def run(place):
-        model, optimizer = wrap(made(), place)
-        return train(model, optimizer, language_loss, steps=3).values, values_of(model)
-
-    (losses, values), (on_disk, values_on_disk) = run("memory"), run("disk")
-    assert losses == on_disk and same_values(values, values_on_disk)
-    model, optimizer = wrap(made(), "memory")
-    check_steps(model, optimizer, made(), language_loss, steps=3, rows=64)
-    assert same_values(values_of(model), values)
