@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -157,13 +158,17 @@ def test_ranks_measure_each_rate_at_the_same_time(tmp_path):
     """Rank 0 waits after its first measurement of the CPU's loops for rank 1, and measures others then."""
     work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     loops = [], []  # by rank, when each of its loops ended
+    has_measured = threading.Event()  # of rank 0, and its first loop
 
     def team_of(rank):
         def run(loop, data, threads, flags):
             if rank == 1 and not loops[1]:
-                time.sleep(2)
+                assert has_measured.wait(60)
+                time.sleep(1)  # in which rank 0 would go on
             work(loop)(data)
             loops[rank].append(time.monotonic())
+            if rank == 0:
+                has_measured.set()
 
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(run)
 

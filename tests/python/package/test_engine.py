@@ -129,10 +129,21 @@ def test_another_thread_goes_on_while_an_engine_works(tmp_path):
     with sluice.Engine([unit], options) as engine:
         zeros = bytes(4 * unit.parameters[0].elements)
         during = {
-            "set_values": ticks_during(lambda: engine.set_values("big", {"big.weight": zeros})),
-            "save": ticks_during(lambda: engine.save(tmp_path / "out")),
+            "set_values": most_ticks_during(lambda: engine.set_values("big", {"big.weight": zeros})),
+            "save": most_ticks_during(lambda: engine.save(tmp_path / "out")),
         }
     assert min(during.values()) >= 10, during
+
+
+def most_ticks_during(action):
+    """A call takes as little as 20 ms, of which another process may have most: one of many calls leaves the other thread time. Where a
+    call keeps the GIL, none does."""
+    most = 0
+    for _ in range(50):
+        most = max(most, ticks_during(action))
+        if most >= 10:
+            break
+    return most
 
 
 def ticks_during(action):
