@@ -6,7 +6,6 @@ import types
 
 import pytest
 import torch
-import transformers
 
 import sluice.torch
 from sluice._library import check_version
@@ -27,6 +26,7 @@ def test_an_older_pytorch_is_refused_at_the_import(monkeypatch):
 
 
 def test_older_transformers_are_refused_where_they_are_needed(monkeypatch, tmp_path):
-    monkeypatch.setattr(transformers, "__version__", "4.57.6")
+    # By its name: processing_utils of transformers puts another module of that name into sys.modules.
+    monkeypatch.setattr("transformers.__version__", "4.57.6")
     with pytest.raises(ImportError, match=r"from_pretrained\(\) needs transformers 5\.1 or later, and this Python has 4\.57\.6"):
         sluice.torch.from_pretrained(tmp_path, memory="1GiB")
