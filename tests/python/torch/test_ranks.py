@@ -23,6 +23,14 @@ def alike(results):
     return results[0]
 
 
+def check_twins(pool, expected, twins, **settings):
+    """Checks that runs at these stages and places, over these links, have the bits of the expected one, which are all ranks'."""
+    alike(expected)
+    for stage, place, *links in twins:
+        found = pool.call("train", stage=stage, place=place, links=links[0] if links else None, **settings)
+        assert found == expected, f"stage {stage}, {place}"
+
+
 def epsilon_of(name):
     return rounding.of_model(MODELS[name](), 64)
 
@@ -90,10 +98,7 @@ SOME = [(1, "memory"), (2, "disk"), (3, "disk")]
 ])  # fmt: skip
 def test_every_stage_and_place_gives_the_same_bits(pool, name, twins):
     settings = {"name": name, "steps": 2, "accumulate": 4, "clip": 0.1}
-    expected = pool.call("train", stage=0, **settings)
-    alike(expected)
-    for stage, place in twins:
-        assert pool.call("train", stage=stage, place=place, **settings) == expected, f"stage {stage}, {place}"
+    check_twins(pool, pool.call("train", stage=0, **settings), twins, **settings)
 
 
 @pytest.mark.parametrize("name, settings", [
@@ -103,12 +108,8 @@ def test_every_stage_and_place_gives_the_same_bits(pool, name, twins):
     pytest.param("mixtral", {"accumulate": 2, "clip": 0.1}, marks=LONG),
 ])  # fmt: skip
 def test_sums_beside_backward_have_the_bits_of_those_after_it(pool, name, settings):
-    settings = settings | {"steps": 2}
-    expected = pool.call("train", name=name, stage=0, **settings)
-    alike(expected)
-    for stage, place, more in ((0, "disk", {}), (3, "memory", {"links": "gloo"})):
-        found = pool.call("train", name=name, stated=True, stage=stage, place=place, **more, **settings)
-        assert found == expected, f"stage {stage}, {place}"
+    settings = {"name": name, "steps": 2} | settings
+    check_twins(pool, pool.call("train", stage=0, **settings), ((0, "disk"), (3, "memory", "gloo")), stated=True, **settings)
 
 
 def test_a_last_backward_that_fails_on_one_rank_is_done_again_on_all(pool):
@@ -247,10 +248,7 @@ def test_a_run_goes_on_from_what_was_saved(pool, tmp_path, way, stage, place):
 def test_sums_in_each_backward_have_the_bits_of_their_written_order(pools, size, name, accumulate):
     settings = {"name": name, "steps": 2, "accumulate": accumulate}
     expected = pools[size].call("train_by_reference", **settings)
-    for stage, place in ((2, "disk"), (3, "memory")):
-        found = pools[size].call("train", stage=stage, place=place, stated=True, sum_gradients="each_backward", **settings)
-        assert found == expected, f"stage {stage}, {place}"
-    alike(expected)
+    check_twins(pools[size], expected, ((2, "disk"), (3, "memory")), stated=True, sum_gradients="each_backward", **settings)
 
 
 def test_sums_in_each_backward_clip_skip_and_stop_at_nothing_that_sums_at_the_step_do_not(pool):
@@ -289,10 +287,7 @@ def test_ranks_that_sum_gradients_at_other_times_are_refused(pool):
 def test_updates_in_backward_have_the_bits_of_updates_at_the_step(pool, name, settings):
     settings = {"name": name, "steps": 2, "stated": True} | settings
     expected = pool.call("train", stage=0, **settings)
-    alike(expected)
-    for stage, place, more in ((1, "disk", {}), (3, "memory", {"links": "gloo"})):
-        found = pool.call("train", stage=stage, place=place, update_in_backward=True, **more, **settings)
-        assert found == expected, f"stage {stage}, {place}"
+    check_twins(pool, expected, ((1, "disk"), (3, "memory", "gloo")), update_in_backward=True, **settings)
 
 
 def test_a_backward_pass_that_fails_before_its_sums_is_done_again_and_later_is_an_error_on_all_ranks(pool):
