@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "comm/forbidden.h"
 #include "comm/worlds.h"
+#include "forbidden.h"
 
 // Descriptors that ranks of one host give each other.
 namespace sluice::comm {
@@ -64,7 +64,7 @@ TEST(Descriptors, ARankThatHasNoneTellsTheOthers) {
 TEST(Descriptors, ARankThatMaySendNoneTellsTheOthersAtOnce) {
   run_communicators(World::kThreads, 3, [](Communicator& communicator) {
     const Descriptor own = file_of(communicator.rank());
-    if (communicator.rank() == 1) forbid_descriptors();
+    if (communicator.rank() == 1) test::forbid_call(SYS_sendmsg);
     const auto begin = std::chrono::steady_clock::now();
     const Descriptors all = exchange_descriptors(communicator, kId, "a test's files", &own, {});
     EXPECT_EQ(all.problem, "rank 1: sendmsg: Operation not permitted (1)");

@@ -1,10 +1,10 @@
 #include <atomic>
 #include <chrono>
 
-#include "comm/forbidden.h"
 #include "cuda/ranks_on_gpus.h"
 #include "engine/machine/between_gpus.h"
 #include "engine/ranks/agreement.h"
+#include "forbidden.h"
 
 // Ranks on GPUs compute, send and fail as planned wherever their parts are.
 namespace sluice::engine::twins {
@@ -389,7 +389,7 @@ TEST_F(RanksOnGpusTest, WhyGpusDoNotMeetIsSaidOnceAndSoon) {
     const auto begin = std::chrono::steady_clock::now();
     comm::run_communicators(comm::World::kThreads, ranks, [&, forbids = forbids](comm::Communicator& of) {
       const std::unique_ptr<Device> device = open_for(of);
-      if (forbids && of.rank() == 1) comm::forbid_descriptors();
+      if (forbids && of.rank() == 1) test::forbid_call(SYS_sendmsg);
       const BetweenGpus found = measure_reads_between_gpus(of, *device, 64 * kMiB, "");
       EXPECT_EQ(found.bytes_a_second, 0);
       EXPECT_NE(found.problem, "");

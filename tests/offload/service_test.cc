@@ -1,16 +1,12 @@
 // Tests of what only files on a disk have: open modes, space, limits, and the choice of the service.
 #include <fcntl.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <csignal>
 
+#include "forbidden.h"
 #include "offload/disk_file.h"
 #include "testing.h"
 #include "tests/offload/support.h"
@@ -213,24 +209,10 @@ TEST(MakeServiceTest, UringWhereItIsAvailable) {
   EXPECT_EQ(why.empty(), available);
 }
 
-// Forbids io_uring as Docker's default profile does.
-void forbid_uring() {
-  const sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog filter = {std::size(program), const_cast<sock_filter*>(program)};
-  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
-    std::_Exit(77);
-}
-
 TEST(MakeServiceDeathTest, ThreadsWithAWarningWhereUringIsForbidden) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto use = [] {
-    forbid_uring();
+    test::forbid_call(SYS_io_uring_setup);  // as Docker's default profile does
     std::string why;
     const bool available = uring_available(&why);
     const bool refused = error_of([] { make_uring_service({}); }).code() == ErrorCode::kIo;

@@ -2,20 +2,20 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
+#include <sys/syscall.h>  // the numbers
 
 #include <cerrno>
 #include <iterator>
 
 #include "testing.h"
 
-namespace sluice::comm {
+namespace sluice::test {
 
-// Forbids this thread to send messages that may have descriptors.
-inline void forbid_descriptors() {
+// Forbids this thread, and those that it starts, a call of the system by its number.
+inline void forbid_call(unsigned number) {
   sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sendmsg, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
@@ -24,4 +24,4 @@ inline void forbid_descriptors() {
   EXPECT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
 }
 
-}  // namespace sluice::comm
+}  // namespace sluice::test
