@@ -14,4 +14,10 @@ struct PlanInputs {
   PlanInputs with(const PlanRequest& other) const { return {profile, optimizer, budget, other, rates}; }
 };
 
+// Whether the GPU is to update: so it is also where the optimizer's state is asked to be in its memory.
+inline bool asks_for_updates_by_gpu(const PlanRequest& request) {
+  constexpr auto kDevice = allocator::Tier::kDevice;
+  return request.updates == kDevice || request.place(Part::kState) == kDevice;
+}
+
 }  // namespace sluice::engine

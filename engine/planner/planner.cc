@@ -301,19 +301,18 @@ class DevicePlanner {
   // where all ranks read them.
   void keep_shards_with_the_cpu() {
     const Placement& placement = tiers_.placement();
-    if (!placement.partitions_any_parameters() || placement.shards_on_gpus()) return;
-    const PlanRequest& asked = in_.request;
-    if (asked.updates == Tier::kDevice ||
-        (asked.place(Part::kParameters) == Tier::kDisk && asked.place(Part::kState) == Tier::kDevice))
-      fail(
-          ErrorCode::kInvalidArgument,
-          "updates or state on the GPU are asked for at stage 3, at which the CPU updates each rank's shard "
-          "of the parameters, in host memory or on disk, unless all ranks have theirs on GPUs that read each "
-          "other's memory, and no other place is asked for them; let the CPU update, leave out the place of "
-          "parameters, or ask for stage 1");
-    for (UnitId unit = 0; unit < updates_.updated_on.size(); ++unit)
-      if (placement.partitions_parameters(unit)) updates_.updated_on[unit] = Tier::kHost;
-    updates_.because = "the CPU where parameters are partitioned, and else the GPU";
+    if (placement.shards_on_gpus()) return;
+    for (UnitId unit = 0; unit < updates_.updated_on.size(); ++unit) {
+      if (!placement.partitions_parameters(unit)) continue;
+      if (asks_for_updates_by_gpu(in_.request))
+        fail(ErrorCode::kInvalidArgument,
+             "updates or state on the GPU are asked for at stage 3, at which the CPU updates each rank's "
+             "shard of the parameters, in host memory or on disk, unless all ranks have theirs on GPUs that "
+             "read each other's memory, and no other place is asked for them; let the CPU update, with the "
+             "state in memory or on disk, leave out the place of parameters, or ask for stage 1");
+      updates_.updated_on[unit] = Tier::kHost;
+      updates_.because = "the CPU where parameters are partitioned, and else the GPU";
+    }
   }
 
   std::vector<Shape> shapes() const {

@@ -221,7 +221,7 @@ std::vector<PlanRequest> requests_for(const PlanInputs& in, const PlanRequest& a
     if (!first.partitions_any_parameters()) return requests.push_back(request);
     for (const ShardPlace shards : {ShardPlace::kGpu, ShardPlace::kPassed, ShardPlace::kHost}) {
       if (shards < first.shards() || shards != request.shards.value_or(shards)) continue;
-      if (first.shards_on_gpus() && shards != ShardPlace::kGpu && request.updates == Tier::kDevice) continue;
+      if (first.shards_on_gpus() && shards != ShardPlace::kGpu && asks_for_updates_by_gpu(request)) continue;
       requests.push_back(request);
       requests.back().shards = shards;
     }
@@ -233,7 +233,7 @@ std::vector<PlanRequest> requests_for(const PlanInputs& in, const PlanRequest& a
     PlanRequest at = asked;
     at.stages.assign(in.profile.units.size(), stage);
     const bool gpus_keep_shards = at.ranks.gpus_read() && at.place(Part::kParameters) != Tier::kDisk;
-    if (stage < kMostStage || at.updates != Tier::kDevice || gpus_keep_shards) add(at);
+    if (stage < kMostStage || !asks_for_updates_by_gpu(at) || gpus_keep_shards) add(at);
   }
   return requests;
 }
@@ -273,7 +273,7 @@ bool is_joined_better(const Plan& plan, const Plan& than) {
 // Whether ranks with GPUs that meet may do without: GPUs do not update shards of the host's.
 bool may_join_by_host(const PlanRequest& asked) {
   const bool has_shards = asked.stage == kMostStage || std::ranges::count(asked.stages, kMostStage) > 0;
-  return asked.chooses_links && asked.ranks.gpus_meet && !(has_shards && asked.updates == Tier::kDevice);
+  return asked.chooses_links && asked.ranks.gpus_meet && !(has_shards && asks_for_updates_by_gpu(asked));
 }
 
 // Where a GPU computes, whose memory is budget.device.

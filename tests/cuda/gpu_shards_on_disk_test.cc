@@ -245,14 +245,19 @@ TEST_F(GpuShardsOnDisk, TakeTheDisksTimeInAStep) {
 
 // They stay with the CPU.
 TEST_F(GpuShardsOnDisk, AreNotUpdatedByGpus) {
-  for (const bool gpus_meet : {false, true}) {
-    Case setup = all_on_disk();
-    setup.ranks = {0, 2};
-    setup.ranks.gpus_meet = gpus_meet;
-    setup.updates = kDevice;
-    expect_error(ErrorCode::kInvalidArgument, {"updates or state on the GPU", "in host memory or on disk"},
-                 [&] { plan_of(setup); });
-  }
+  for (const bool gpus_meet : {false, true})
+    for (const bool asks_for_state : {false, true}) {
+      Case setup = all_on_disk();
+      setup.ranks = {0, 2};
+      setup.ranks.gpus_meet = gpus_meet;
+      setup.updates = {};
+      if (asks_for_state)
+        setup.places[2] = kDevice;
+      else
+        setup.updates = kDevice;
+      expect_error(ErrorCode::kInvalidArgument, {"updates or state on the GPU", "in host memory or on disk"},
+                   [&] { plan_of(setup); });
+    }
 }
 
 }  // namespace gpu_shards_on_disk_test

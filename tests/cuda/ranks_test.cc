@@ -147,6 +147,34 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
   }
 }
 
+// GPUs have the state of shards in their own memory alone. Where these are elsewhere, as where GPUs do not
+// meet, or have too little memory for all, no plan has it.
+TEST_F(RanksOnGpusTest, StateThatIsToBeOnGpusIsWithShardsThereOrRefused) {
+  Case setup;
+  setup.blocks = 9, setup.rows = 2000;
+  setup.stage = 3;
+  setup.places[index(Part::kState)] = kDevice;
+  setup.ranks = {0, 2};
+  expect_error(ErrorCode::kInvalidArgument,
+               {"updates or state on the GPU", "GPUs that read each other's memory", "ask for stage 1"},
+               [&] { plan_of(setup); });
+  setup.ranks.gpus_meet = true;
+  std::size_t planned = 0, refused = 0;
+  for (setup.device = 64 * kMiB; setup.device < kGiB; setup.device += 64 * kMiB) {
+    try {
+      const Plan plan = plan_of(setup);
+      EXPECT_TRUE(std::ranges::none_of(plan.units, &UnitPlan::updated_by_cpu));
+      EXPECT_EQ(plan.shard_place(), ShardPlace::kGpu);
+      ++planned;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kBudget) << error.what();
+      EXPECT_EQ(planned, 0u) << "less memory was enough";
+      ++refused;
+    }
+  }
+  EXPECT_TRUE(planned > 0 && refused > 0) << planned << ' ' << refused;
+}
+
 // Where all that ranks exchange in a step passes between their GPUs. device_shards_test.cc counts what a
 // fetch reads, of which a GPU with more memory than it needs has fewer than a plan says.
 TEST_F(RanksOnGpusTest, WhatGpusReadOfEachOtherInAStepIsPlannedToTheByte) {

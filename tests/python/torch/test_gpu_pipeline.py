@@ -63,10 +63,10 @@ MORE = [
 
 
 def tiers_of(name, given, on_gpu, stage):
-    """Where parameters, gradients and state of a stage are. With stage=3 those of two layers of "broad", and of the table of "broad_tied",
-    are shards in the host's memory."""
-    place, shards = on_gpu["place"], given.get("stage") == 3 and (name == "broad" or (name, stage) == ("broad_tied", 1))
-    return sorted({place} | ({"ranks"} if shards else set()) | ({"memory"} if shards and place == "device" else set()))
+    """Where parameters, gradients and state of a stage are. With stage=3 each rank has shards of the parameters of two layers of "broad", and
+    of the table of "broad_tied"."""
+    has_shards = given.get("stage") == 3 and (name == "broad" or (name, stage) == ("broad_tied", 1))
+    return sorted({on_gpu["place"]} | ({"ranks"} if has_shards else set()))
 
 
 def name_of(row):

@@ -66,11 +66,13 @@ def check_twins(pool, name, settings, on_gpus, stages_and_places, first=0):
     expected = alike(pool.call("train", stage=0, **settings))
     by_cpu = on_gpus.get("updates") == "cpu" or settings.get("update") in ("Adafactor", "Muon")
     for seed, (stage, place) in enumerate(stages_and_places, first):
+        by_gpus = on_gpus.get("updates") == "gpu" and stage == 3  # which update shards in their own memory, and others read them there
+        has_peers = seed % 2 == 0 or by_gpus
         of_parts = {"parameters": "device", "state": "memory"}  # what the CPU updates is no state of the GPU
-        by_gpus = on_gpus.get("updates") == "gpu" and (stage, place) == (3, "disk")  # which update shards in their own memory
-        wanted = {"gradients": "disk", "state": "disk"} if by_gpus else of_parts if by_cpu and place == "device" else place
-        given = settings | on_gpus | {"stage": stage, "place": wanted}
-        given["has_peers"] = seed % 2 == 0 or (stage == 3 and on_gpus.get("updates") == "gpu")  # where shards are in memory the CPU updates
+        on_cpus = by_cpu or (stage == 3 and not has_peers)
+        of_disk = {"gradients": "disk", "state": "disk"}
+        wanted = of_disk if by_gpus and place == "disk" else of_parts if on_cpus and place == "device" else place
+        given = settings | on_gpus | {"stage": stage, "place": wanted, "has_peers": has_peers}
         found = pool.call("on_gpus", called="train", seed=seed, schedule=fake_gpu.SCHEDULES[seed % 3], **given)
         assert found == expected, f"stage {stage}, {place}, seed {seed}"
 
