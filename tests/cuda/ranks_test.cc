@@ -68,6 +68,16 @@ TEST_F(RanksOnGpusTest, TheGpuIsDoneWithWhatOtherRanksWriteInTheHostsMemory) {
   expect_bits_of_cpus(setup, 3, {1, kHost, kHost, kDisk, kHost, false, Dtype::kBf16}, Schedule::kLate, 0);
 }
 
+// As many as a driver of the tests has.
+TEST_F(RanksOnGpusTest, HaveTheBitsOfTheCpusOnEightGpus) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup;
+  setup.once = true;
+  setup.blocks = 2;
+  setup.device = 192 * kMiB;
+  expect_bits_of_cpus(setup, 8, {3, kHost, kHost, kDevice, kHost, true, Dtype::kBf16}, Schedule::kRandom, 8);
+}
+
 // More pieces pass in a step than there is memory for, on a GPU that works as late as it may.
 TEST_F(RanksOnGpusTest, MemoryOfPiecesIsUsedAgainOnceTheGpuHasWhatWasThere) {
   SLUICE_NEEDS_THE_FAKE();
@@ -522,7 +532,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, KindsOfRanksOnGpus,
                                          Kind{"adafactor", Dtype::kBf16, Dtype::kF32, 2, 3}));
 INSTANTIATE_TEST_SUITE_P(Long, KindsOfRanksOnGpus,
                          testing::Values(Kind{"lion", Dtype::kF32, Dtype::kBf16, 4, 4},
-                                         Kind{"adafactor", Dtype::kF32, Dtype::kF32, 3, 5}));
+                                         Kind{"adafactor", Dtype::kF32, Dtype::kF32, 3, 5},
+                                         Kind{"adamw", Dtype::kF32, Dtype::kF32, 5, 6},
+                                         Kind{"lion", Dtype::kBf16, Dtype::kF32, 7, 8},
+                                         Kind{"adamw", Dtype::kBf16, Dtype::kU8, 8, 7}));
 
 }  // namespace ranks_test
 }  // namespace sluice::engine::twins
