@@ -123,6 +123,22 @@ void Core::refuse_not_finite(const Measured& measured) const {
          measured.result.gradient_norm, settings.gradient_factor);
 }
 
+namespace {
+
+// Whether a due update overwrites all parameters of the unit where they are computed with, and reads none,
+// since the masters hold the values: then parameters elsewhere need not be brought to be overwritten.
+bool is_only_overwritten(const Core& c, UnitId unit) {
+  const HoldingId values = c.parameters[unit];
+  if (!c.states.has_master(unit) || !c.plan.clip || c.partitions_parameters(unit) ||
+      c.pager.resident(values) || c.pager.held(values) || !c.queue.needs_frames(unit, values))
+    return false;
+  for (ParameterId p = c.layout.first_parameter(unit); p < c.layout.end_parameter(unit); ++p)
+    if (!c.gradients.has(p)) return false;
+  return true;
+}
+
+}  // namespace
+
 // A joint update acquires its memory pass by pass; an update that follows its gradient acquires all of it
 // here.
 void Core::enqueue(UnitRange units, bool with_parameters) {
@@ -144,6 +160,7 @@ void Core::enqueue(UnitRange units, bool with_parameters) {
     // Backward does not wait to learn whether a gradient is finite: the device that updates the unit checks.
     if (checks_on_gpu()) all.back().refused = gradients.check_on_gpu(unit, states.by_cpu(unit));
     entrust(unit);
+    if (is_only_overwritten(*this, unit)) pager.forget(parameters[unit]);
     if (keeps) keep_until_applied(unit, with_parameters, all.back());
   }
   queue.add(units, std::move(all));

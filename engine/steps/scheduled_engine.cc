@@ -231,13 +231,7 @@ void ScheduledEngine::enqueue(UnitRange units) {
   // During the sum over ranks the parameters may have been evicted. An update that waits for them must not
   // precede others whose gradients hold all frames.
   c.enqueue(units, c.ranks.has_value());
-  for (UnitId unit = units.first; unit < units.end; ++unit) {
-    c.gradients.hand_over(unit);
-    // The masters hold the values, so that parameters on disk need not be read only to be overwritten.
-    if (c.states.has_master(unit) && c.plan.clip && !c.pager.resident(c.parameters[unit]) &&
-        !c.partitions_parameters(unit))
-      c.pager.forget(c.parameters[unit]);
-  }
+  for (UnitId unit = units.first; unit < units.end; ++unit) c.gradients.hand_over(unit);
 }
 
 StepResult ScheduledEngine::step() {

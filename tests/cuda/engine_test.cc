@@ -183,6 +183,24 @@ TEST_F(DeviceEngineTest, ASteadyOrderMapsNothingAndWaitsForTheNormAlone) {
   }
 }
 
+// Masters hold the values of narrow parameters, which an update only overwrites.
+TEST_F(DeviceEngineTest, WhatAnUpdateOverwritesIsNotBroughtForIt) {
+  SLUICE_NEEDS_THE_FAKE();
+  Case setup{.optimizer = optimizer_of("adamw", Dtype::kF32, true), .dtype = Dtype::kBf16};
+  setup.places = {kHost, kDevice, kDevice}, setup.updates = kDevice;
+  setup.once = true;  // the client copies nothing to the GPU
+  setup.blocks = 14, setup.steps = 3;
+  begin(Schedule::kLate, 1);
+  OnGpu gpu(setup, *device_);
+  gpu.client.load();
+  for (int step = 0; step < 2; ++step) gpu.client.step(step);
+  const std::uint64_t before = fake()->counts().bytes_in;
+  gpu.client.step(2);
+  EXPECT_LE(fake()->counts().bytes_in - before, gpu.made.plan.step_bytes_in);
+  EXPECT_LT(gpu.made.plan.step_bytes_in, gpu.own_bytes() * 5 / 8)
+      << "each unit comes once, and small ones stay";
+}
+
 // The plan counts gradients that stay in frames from one micro-batch to the next one as if they moved.
 TEST_F(DeviceEngineTest, GradientsThatWaitInTheHostMoveWithEachMicroBatchAsPlanned) {
   SLUICE_NEEDS_THE_FAKE();
