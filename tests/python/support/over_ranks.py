@@ -162,8 +162,8 @@ def _check_partitioned(model, name, stated, accumulate, place, stage, updates=No
         shards = {unit.get("shard") for unit in plan["units"]} - {None}
         assert len(shards) == 1 and (updates != "gpu" or shards == {"device"})
         assert not facts or plan["passes_shards"]
-    sums_each = "sum_gradients" in options
-    if sums_each or ("device" in options and stated and accumulate == SIZE and place != "disk" and not options.get("update_in_backward")):
+    sums_each, to_disk = "sum_gradients" in options, (place if isinstance(place, str) else place.get("gradients")) == "disk"
+    if sums_each or ("device" in options and stated and accumulate == SIZE and not to_disk and not options.get("update_in_backward")):
         assert plan["sums_in_backward"], "gradients stay whole"
         places = {"ranks", "memory", "disk"} if sums_each else {"ranks", "memory"}
         assert {unit["gradient"] for unit in plan["units"] if unit["name"] in large} <= places
