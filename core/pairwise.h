@@ -45,4 +45,12 @@ class PairwiseStack {
   std::vector<std::uint8_t> levels_;
 };
 
+// Returns the pairwise sum of all these numbers. REQUIRES: there are some.
+inline double pairwise_sum(std::vector<double> values) {
+  for (std::size_t count = values.size(); count > 1; count = (count + 1) / 2)
+    for (std::size_t i = 0; i < count; i += 2)
+      values[i / 2] = i + 1 < count ? values[i] + values[i + 1] : values[i];
+  return values.front();
+}
+
 }  // namespace sluice

@@ -84,11 +84,15 @@ void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
   flags.toggle(
       "--reproducible", s.plan.reproducible,
       "the same bits at any number of ranks: gradients are added pairwise over the micro-batches of all, and "
-      "layers are computed in pieces (--grain)");
+      "layers are computed in pieces (--grain, --sequence-grain)");
   flags.whole(
       "--grain", s.grain,
       "with --reproducible, the pieces that a layer is cut into, at any size of --mesh's tensor that divides "
       "them (up to 4, by the key/value heads)");
+  flags.whole(
+      "--sequence-grain", s.sequence_grain,
+      "with --reproducible, the pieces that a sequence is cut into, at any size of --mesh's sequence that "
+      "divides them (1)");
   flags.seconds("--silence", options.silence, "seconds without a sign of life after which a rank has failed");
   flags.seconds("--patience", options.patience,
                 "seconds after which a rank has failed that lives and does not take part");

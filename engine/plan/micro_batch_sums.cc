@@ -60,7 +60,7 @@ std::vector<std::size_t> gradient_buffers(const Profile& profile, const MicroBat
   for (std::size_t i = 0; profile.whole_step && i < profile.schedule.size(); ++i)
     if (profile.whole_step->parts[i].weights) kept[profile.schedule[i].unit] = true;
   std::vector<std::size_t> buffers;
-  for (const bool to_the_end : kept) buffers.push_back(sums.kept(group, to_the_end));
+  for (const bool to_the_end : kept) buffers.push_back(sums.kept(group * profile.pieces, to_the_end));
   return buffers;
 }
 

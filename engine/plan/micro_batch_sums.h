@@ -10,6 +10,7 @@ namespace sluice::engine {
 // In what order a rank adds the gradients that its micro-batches have of one use of a parameter. Either one
 // after another; or pairwise over the micro-batches of all ranks, so that the sum does not depend on how many
 // ranks there are. Then this rank's gradients pile up as on a PairwiseStack, of which each sum has a buffer.
+// A micro-batch in pieces (Profile::pieces) counts as that many.
 class MicroBatchSums {
  public:
   // micro_batches: of each rank in a step.

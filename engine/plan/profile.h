@@ -99,6 +99,7 @@ struct Profile {
   bool any_order = false;                 // the schedule is a guess until one is recorded; see AnyOrderEngine
   std::size_t held_units = 1;             // with any_order: the most units that are held at once
   std::size_t micro_batches = 1;          // in one step, of each rank
+  std::size_t pieces = 1;                 // of a micro-batch, each of which has gradients of its own
   bool ends_micro_batches = false;        // with any_order: the client says where each of them ends
   std::size_t tokens = 0;                 // of one micro-batch
   std::size_t border_gradient_bytes = 0;  // of one micro-batch: the gradient that one unit hands to the next
@@ -106,6 +107,7 @@ struct Profile {
   std::size_t hidden_bytes = 0;           // memory that libraries allocate beyond operands
   bool native_products = true;            // false: operands are widened to f32 for each product
 
+  std::size_t gradients() const { return micro_batches * pieces; }  // of each parameter's use, in one step
   // How often a step repeats the schedule, where so many micro-batches pass through a unit together.
   std::size_t repeats(std::size_t group) const;
 };

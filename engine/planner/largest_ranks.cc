@@ -40,7 +40,7 @@ class SizesOfRanks {
     RankOf own = request_.ranks;
     own.rank = rank;
     sizes.push_back(
-        engine::sums_bytes(profile_, layout_, {request_.reproducible, own, profile_.micro_batches}));
+        engine::sums_bytes(profile_, layout_, {request_.reproducible, own, profile_.gradients()}));
     const RelayedShards::Need need = RelayedShards::need_of(layout_, shards_, largest_, hosts_, rank);
     sizes.push_back(need.pieces * need.bytes);
     return sizes;

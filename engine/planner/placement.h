@@ -201,7 +201,7 @@ class Placement {
   // gradients that updates follow at once have frames.
   bool sums_go_on() const {
     if (ranks_.size == 1) return false;
-    return profile_.any_order ? !clip_ || sums_in_backward() : sums_.height(profile_.micro_batches) == 1;
+    return profile_.any_order ? !clip_ || sums_in_backward() : sums_.height(sums_.count()) == 1;
   }
   // Plan::sums_in_backward, and whether this rank keeps its part alone of the unit's gradient then.
   bool sums_in_backward() const {

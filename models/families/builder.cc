@@ -7,6 +7,7 @@
 #include "models/ops/loss.h"
 #include "models/ops/norm.h"
 #include "models/ops/residual.h"
+#include "models/ops/row_pieces.h"
 
 namespace sluice::models {
 
@@ -15,6 +16,16 @@ Architecture uniform(Graph embedding, Graph block, Graph head, std::string block
   architecture.blocks.push_back(std::move(block));
   architecture.block_of.assign(layers, 0);
   return architecture;
+}
+
+void Builder::add(const std::function<std::unique_ptr<Op>(const Shape&)>& make) {
+  std::vector<std::unique_ptr<Op>> pieces;
+  for (std::size_t i = 0; i < shape_.sequence.own_pieces(); ++i) {
+    Shape piece = shape_;
+    piece.sequence = shape_.sequence.of_piece(shape_.sequence.first_piece() + i);
+    pieces.push_back(make(piece));
+  }
+  graph_.add_op(in_row_pieces(std::move(pieces)));
 }
 
 ValueId Builder::value(std::string name, std::size_t row_elements) {
@@ -57,7 +68,7 @@ ValueId Builder::to_heads(const std::string& op, ValueId x, const std::vector<st
                           Weights weights, const std::vector<double>& frequencies) {
   const ModelConfig& config = shape_.config;
   const std::size_t head = config.head_width, queries = config.heads * head, keys = config.kv_heads * head;
-  LinearShape shape{shape_.rows(), config.width, weights.transposed, shape_.dtype, shape_.cut};
+  LinearShape shape{piece_rows_, config.width, weights.transposed, shape_.dtype, shape_.cut};
   const bool packed = names.size() == 1;
   for (std::size_t i = 0; i < names.size(); ++i)
     shape.weights.push_back(
@@ -86,18 +97,20 @@ ValueId Builder::to_heads(const std::string& op, ValueId x, const std::vector<st
     }
     if (!frequencies.empty())
       shape.turned.push_back({{piece.heads.size + piece.kv_heads.size, head, stride, frequencies}, begin});
-    begin += shape_.rows() * stride;
+    begin += piece_rows_ * stride;
   }
-  shape.row_parts = shape_.row_parts();
-  const ValueId y = value(op, begin / shape_.rows());
-  graph_.add_op(make_linear(op, x, y, shape));
+  const ValueId y = value(op, begin / piece_rows_);
+  add([&](const Shape& piece) {
+    shape.row_parts = piece.row_parts();
+    return make_linear(op, x, y, shape);
+  });
   return y;
 }
 
 ValueId Builder::to_hidden(const std::string& op, ValueId x, const std::vector<std::string>& names,
                            Weights weights) {
   const ModelConfig& config = shape_.config;
-  LinearShape shape{shape_.rows(), config.width, weights.transposed, shape_.dtype, shape_.cut};
+  LinearShape shape{piece_rows_, config.width, weights.transposed, shape_.dtype, shape_.cut};
   for (const std::string& name : names)
     shape.weights.push_back(weight(name, config.width, config.hidden_width, weights));
   const std::vector<Range> parts = shape_.cut.parts(config.hidden_width);
@@ -105,11 +118,11 @@ ValueId Builder::to_hidden(const std::string& op, ValueId x, const std::vector<s
   for (std::size_t piece = 0; piece < parts.size(); ++piece) {
     for (std::size_t i = 0; i < names.size(); ++i)
       shape.parts.push_back(
-          {i, parts[piece], shape_.rows() * (i * own_hidden() + columns), parts[piece].size, piece});
+          {i, parts[piece], piece_rows_ * (i * own_hidden() + columns), parts[piece].size, piece});
     columns += parts[piece].size;
   }
   const ValueId y = value(op, names.size() * columns);
-  graph_.add_op(make_linear(op, x, y, shape));
+  add([&](const Shape&) { return make_linear(op, x, y, shape); });
   return y;
 }
 
@@ -118,7 +131,7 @@ ValueId Builder::from_heads(const std::string& op, ValueId x, const std::string&
   std::vector<Range> inputs;
   for (const HeadPiece& piece : own_heads())
     inputs.push_back({piece.heads.first * head, piece.heads.size * head});
-  return to_width(op, x, name, weights, shape_.config.heads * head, std::move(inputs));
+  return to_width(op, x, name, weights, shape_.config.heads * head, inputs);
 }
 
 ValueId Builder::from_hidden(const std::string& op, ValueId x, const std::string& name, Weights weights) {
@@ -127,19 +140,19 @@ ValueId Builder::from_hidden(const std::string& op, ValueId x, const std::string
 }
 
 ValueId Builder::to_width(const std::string& op, ValueId x, const std::string& name, Weights weights,
-                          std::size_t in, std::vector<Range> inputs) {
+                          std::size_t in, const std::vector<Range>& inputs) {
   const std::size_t width = shape_.config.width;
   const LinearWeight own = weight(name, in, width, weights);
   const ValueId y = value(op, width);
   if (shape_.cut.is_cut()) {
-    graph_.add_op(make_row_linear(op, x, y,
-                                  {shape_.rows(), in, width, weights.transposed, shape_.dtype, shape_.cut,
-                                   std::move(inputs), own.weight, own.bias}));
+    const RowLinearShape shape{piece_rows_, in,         width,   weights.transposed, shape_.dtype, shape_.cut,
+                               inputs,      own.weight, own.bias};
+    add([&](const Shape&) { return make_row_linear(op, x, y, shape); });
   } else {
-    LinearShape shape{shape_.rows(), in, weights.transposed, shape_.dtype};
+    LinearShape shape{piece_rows_, in, weights.transposed, shape_.dtype};
     shape.weights = {own};
     shape.parts = {{0, {0, width}, 0, width, 0}};
-    graph_.add_op(make_linear(op, x, y, shape));
+    add([&](const Shape&) { return make_linear(op, x, y, shape); });
   }
   return y;
 }
@@ -151,7 +164,8 @@ ValueId Builder::norm(const std::string& op, ValueId x, const std::string& name,
   if (has_beta) shape.beta = parameter(name + ".bias", {shape.width});
   const ValueId y = value(op, shape.width);
   const ValueId statistics = graph_.add_value(norm_statistics(op + " statistics", shape));
-  graph_.add_op(make_norm(op, x, y, statistics, shape));
+  shape.rows = piece_rows_;
+  add([&](const Shape&) { return make_norm(op, x, y, statistics, shape); });
   return y;
 }
 
@@ -169,14 +183,16 @@ ValueId Builder::attention(ValueId packed) {
 ValueId Builder::gelu(ValueId x) {
   const std::size_t width = own_hidden();
   const ValueId y = value("gelu", width);
-  graph_.add_op(make_gelu("gelu", x, y, shape_.rows() * width, shape_.dtype));
+  add([&](const Shape&) { return make_gelu("gelu", x, y, piece_rows_ * width, shape_.dtype); });
   return y;
 }
 
 ValueId Builder::swiglu(ValueId gates_and_ups) {
   const std::size_t width = own_hidden();
   const ValueId y = value("swiglu", width);
-  graph_.add_op(make_swiglu("swiglu", gates_and_ups, y, shape_.rows() * width, shape_.dtype));
+  add([&](const Shape&) {
+    return make_swiglu("swiglu", gates_and_ups, y, piece_rows_ * width, shape_.dtype);
+  });
   return y;
 }
 
@@ -184,8 +200,10 @@ ValueId Builder::residual(const std::string& op, std::optional<ValueId> residual
                           float dropout) {
   const std::size_t width = shape_.config.width;
   const ValueId y = value(op, width);
-  const ResidualShape shape{width, shape_.length, shape_.row_parts(), dropout, shape_.dtype};
-  graph_.add_op(make_residual(op, residual, branch, y, shape));
+  add([&](const Shape& piece) {
+    return make_residual(op, residual, branch, y,
+                         {width, shape_.length, piece.row_parts(), dropout, shape_.dtype});
+  });
   return y;
 }
 
@@ -194,25 +212,27 @@ ValueId Builder::embedding(const std::optional<std::string>& positions) {
   // A tied table's gradient is first written by the head (use 0). The positions' gradient is complete when
   // the embedding writes the table's, so it has the same use number; its use 0 stays zero.
   const int use = config.tied_head ? 1 : 0;
-  EmbeddingShape shape{config.width, shape_.row_parts(), config.vocabulary, config.context, shape_.dtype,
-                       {},           std::nullopt,       shape_.cut};
+  EmbeddingShape shape{config.width, {}, config.vocabulary, config.context, shape_.dtype, {}, {}, shape_.cut};
   shape.table = {
       table(std::string(config.family->table), {config.vocabulary, config.width}, use + 1, Table::kOfTokens),
       use};
   if (positions)
     shape.positions = ParameterUse{table(*positions, {config.context, config.width}, use + 1), use};
   const ValueId y = value("embedding", config.width);
-  graph_.add_op(make_embedding("embedding", y, shape));
+  add([&](const Shape& piece) {
+    shape.rows = piece.row_parts();
+    return make_embedding("embedding", y, shape);
+  });
   return y;
 }
 
 void Builder::loss(ValueId x) {
   const ModelConfig& config = shape_.config;
-  LossShape shape{shape_.rows(), config.width, config.vocabulary, shape_.dtype, {}, shape_.cut};
+  LossShape shape{piece_rows_, config.width, config.vocabulary, shape_.dtype, {}, shape_.cut};
   const std::vector<std::size_t> matrix = {config.vocabulary, config.width};
   shape.weight.slot = config.tied_head ? table(std::string(config.family->table), matrix, 2, Table::kForeign)
                                        : table(std::string(config.family->head), matrix);
-  graph_.add_op(make_loss("loss", x, shape));
+  add([&](const Shape&) { return make_loss("loss", x, shape); });
 }
 
 Graph Builder::finish(std::optional<ValueId> output) {

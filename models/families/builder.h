@@ -1,5 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -40,7 +42,8 @@ Architecture uniform(Graph embedding, Graph block, Graph head, std::string block
 // declares it.
 class Builder {
  public:
-  explicit Builder(const Shape& shape) : shape_(shape) {}
+  explicit Builder(const Shape& shape)
+      : shape_(shape), piece_rows_(shape.rows() / shape.sequence.own_pieces()) {}
 
   ValueId input();
   // How a family stores its weights: [out, in], or [in, out] as in GPT-2, and whether they have biases.
@@ -69,12 +72,15 @@ class Builder {
   Graph finish(std::optional<ValueId> output);
 
  private:
+  // Adds an op that computes row by row. make: returns that of one of this rank's pieces of sequences, by the
+  // shape of a rank that has only this one.
+  void add(const std::function<std::unique_ptr<Op>(const Shape&)>& make);
   ValueId value(std::string name, std::size_t row_elements);
   std::size_t parameter(std::string name, std::vector<std::size_t> shape);
   // Declares a weight and its bias.
   LinearWeight weight(const std::string& name, std::size_t in, std::size_t out, Weights weights);
   ValueId to_width(const std::string& op, ValueId x, const std::string& name, Weights weights, std::size_t in,
-                   std::vector<Range> inputs);
+                   const std::vector<Range>& inputs);
   std::size_t own_hidden() const { return total(shape_.cut.parts(shape_.config.hidden_width)); }
   std::vector<HeadPiece> own_heads() const;
   enum class Table { kPlain, kOfTokens, kForeign };  // kOfTokens: its last use is the lookup of tokens
@@ -83,6 +89,7 @@ class Builder {
                     Table kind = Table::kPlain);
 
   const Shape& shape_;
+  const std::size_t piece_rows_;  // rows of a piece of the sequences
   Graph graph_;
 };
 

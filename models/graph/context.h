@@ -73,7 +73,7 @@ struct Execution {
   std::span<const engine::ParameterId> parameters;  // by slot of the graph
   std::array<std::byte*, kAreas> areas = {};
   std::span<const std::int32_t> tokens = {}, targets = {};
-  std::size_t micro_batch = 0;  // within the step
+  std::size_t micro_batch = 0;  // within the step; where rows are computed in pieces, each counts as one
   bool training = true;         // false: without dropout
   std::uint64_t seed = 0, step = 0, first_sample = 0;
   std::uint64_t first_op = 0;    // the index of the unit's first op in the model
@@ -98,6 +98,8 @@ class OpContext {
       : execution_(execution), graph_(graph), step_(step), spec_(graph.ops()[step.op]->spec()) {}
 
   Execution& run() const { return execution_; }
+  const Graph& graph() const { return graph_; }
+  const Step& step() const { return step_; }
   Threads& threads() const { return execution_.threads; }
   kernels::MatrixLibrary& library() const { return execution_.library; }
 

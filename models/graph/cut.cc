@@ -3,12 +3,13 @@
 namespace sluice::models {
 
 std::vector<RowPart> row_parts(const SequenceCut& cut, std::size_t batch, std::size_t length) {
-  if (cut.ranks == 1) return {{0, batch * length, length, 0, 0}};
-  const std::size_t parts = 2 * cut.ranks, size = length / parts;
+  if (!cut.is_cut()) return {{0, batch * length, length, 0, 0}};
+  const std::size_t parts = 2 * cut.pieces, size = length / parts;
   std::vector<RowPart> own;
-  for (std::size_t sequence = 0; sequence < batch; ++sequence)
-    for (const std::size_t part : {cut.rank, parts - 1 - cut.rank})
-      own.push_back({own.size() * size, size, size, part * size, sequence * length + part * size});
+  for (std::size_t piece = cut.first_piece(); piece < cut.first_piece() + cut.own_pieces(); ++piece)
+    for (std::size_t sequence = 0; sequence < batch; ++sequence)
+      for (const std::size_t part : {piece, parts - 1 - piece})
+        own.push_back({own.size() * size, size, size, part * size, sequence * length + part * size});
   return own;
 }
 

@@ -57,12 +57,19 @@ struct TensorCut {
   bool operator==(const TensorCut&) const = default;
 };
 
-// Context parallelism: the length of each sequence is cut over the ranks of the mesh's axis "sequence". A
-// rank has two parts of a sequence, at equal distances from its middle, so that causal attention takes equal
-// work on all ranks.
+// Context parallelism: the length of each sequence is cut into pieces. Each rank of the mesh's axis
+// "sequence" has the same number of consecutive pieces. A piece is two parts of a sequence, at equal
+// distances from its middle, so that causal attention takes equal work on all pieces.
 struct SequenceCut {
+  std::size_t pieces = 1;  // a multiple of the ranks; a single rank may have several, too
   std::size_t ranks = 1, rank = 0;
   PartsFromHosts from_hosts = {};
+
+  bool is_cut() const { return pieces > 1; }
+  std::size_t own_pieces() const { return pieces / ranks; }
+  std::size_t first_piece() const { return rank * own_pieces(); }
+  // Returns the cut for a rank that has only one piece: this one of all.
+  SequenceCut of_piece(std::size_t piece) const { return {pieces, pieces, piece}; }
   bool operator==(const SequenceCut&) const = default;
 };
 
@@ -72,8 +79,8 @@ struct SequenceCut {
 struct RowPart {
   std::size_t row = 0, rows = 0, period = 0, position = 0, whole_row = 0;
 };
-// Returns this rank's row parts. REQUIRES: the length is a multiple of twice the ranks, where there are
-// several.
+// Returns this rank's row parts, piece by piece. REQUIRES: the length is a multiple of twice the pieces,
+// where there are several.
 std::vector<RowPart> row_parts(const SequenceCut& cut, std::size_t batch, std::size_t length);
 inline std::size_t row_count(const std::vector<RowPart>& parts) {
   std::size_t rows = 0;

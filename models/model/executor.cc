@@ -307,9 +307,9 @@ double Executor::run_forward(const MicroBatch& micro_batch, std::span<float> log
 
 double Executor::evaluate(const MicroBatch& micro_batch) {
   check(micro_batch);
-  const std::size_t targets = counted(micro_batch.targets);
-  if (targets == 0) fail(ErrorCode::kInvalidArgument, "no target of this micro-batch counts: it has no loss");
-  return run_forward(micro_batch, {}, 0, {}) / static_cast<double>(targets);
+  if (counted(micro_batch.targets) == 0)
+    fail(ErrorCode::kInvalidArgument, "no target of this micro-batch counts: it has no loss");
+  return run_forward(micro_batch, {}, 0, {});
 }
 
 // Attention is causal: tokens do not attend to the padding after them, so its contents do not matter.

@@ -54,7 +54,7 @@ class Executor {
   // Returns the sum of the losses of each micro-batch; zeros from a section without the head.
   std::vector<double> train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
                                  const Between& between);
-  double evaluate(const MicroBatch& micro_batch);
+  double evaluate(const MicroBatch& micro_batch);  // returns the sum of the losses
   // Does not compute tokens again whose keys and values are in the cache; stores those that it computes.
   void next_logits(std::span<const std::int32_t> tokens, std::span<float> logits, TextCache* cache = nullptr);
 

@@ -56,12 +56,17 @@ void check_shape(const Shape& shape) {
          config.context);
   }
   check_cut(shape);
-  const std::size_t grain = 2 * shape.sequence.ranks * kernels::kQueryGrain;
-  if (shape.sequence.ranks > 1 && shape.length % grain != 0)
+  const SequenceCut& sequence = shape.sequence;
+  ensure(sequence.pieces % sequence.ranks == 0, "{} ranks cannot share {} pieces of sequences evenly",
+         sequence.ranks, sequence.pieces);
+  const std::size_t grain = 2 * sequence.pieces * kernels::kQueryGrain;
+  if (sequence.is_cut() && shape.length % grain != 0)
     fail(ErrorCode::kInvalidArgument,
-         "sequences of {} tokens are to be cut over {} ranks along sequence (--mesh): give --seq as a "
-         "multiple of {}",
-         shape.length, shape.sequence.ranks, grain);
+         "sequences of {} tokens are to be cut {}: give --seq as a multiple of {}", shape.length,
+         sequence.pieces == sequence.ranks
+             ? fmt::format("over {} ranks along sequence (--mesh)", sequence.ranks)
+             : fmt::format("into {} pieces (--sequence-grain)", sequence.pieces),
+         grain);
 }
 
 Shape uncut(Shape shape) {
@@ -423,9 +428,10 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   if (impl_->shape.config.tied_head && impl_->has_embedding() != impl_->has_head())
     profile.twin = {0, impl_->has_embedding() ? 1 : 0, !impl_->has_embedding()};
   profile.micro_batches = micro_batches;
+  profile.pieces = impl_->shape.sequence.own_pieces();
   // All micro-batches but the first accumulate gradients of weights; the first is counted as if it did.
   for (kernels::Product& product : profile.products)
-    product.accumulate = product.transpose_a && micro_batches > 1;
+    product.accumulate = product.transpose_a && profile.gradients() > 1;
   profile.tokens = impl_->shape.rows();
   profile.border_gradient_bytes = profile.unit_profiles.back().input_bytes;
   profile.hidden_bytes = products.hidden_bytes();

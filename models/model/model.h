@@ -94,8 +94,8 @@ class Runner {
   std::vector<double> train_step(std::span<const MicroBatch> micro_batches, const TrainStep& step,
                                  const std::function<void()>& between = {});
 
-  // Returns the mean loss of one micro-batch, or 0 without the head; without gradients or dropout. Units are
-  // fetched one after another.
+  // Returns the sum of the losses of one micro-batch, or 0 without the head; without gradients or dropout.
+  // Units are fetched one after another.
   double evaluate(const MicroBatch& micro_batch);
 
   // Caches the keys and values of a text of up to `tokens` tokens from one next_logits() to the next.

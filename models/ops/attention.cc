@@ -26,7 +26,7 @@ OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_s
 
 std::vector<AttentionPiece> placed_pieces(const AttentionSizes& sizes) {
   std::vector<AttentionPiece> pieces;
-  const std::size_t rows = sizes.batch * sizes.length / sizes.sequence.ranks;
+  const std::size_t rows = sizes.batch * sizes.length / sizes.sequence.pieces;
   AttentionPiece next{{}, sizes.head_width};
   for (const HeadPiece& piece : sizes.pieces) {
     next.of = piece;
@@ -159,7 +159,7 @@ Value attention_log_sums(std::string name, const AttentionSizes& sizes) {
 
 std::unique_ptr<Op> make_attention(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                                    const AttentionSizes& sizes) {
-  if (sizes.sequence.ranks > 1) return make_sequence_attention(std::move(name), packed, y, log_sums, sizes);
+  if (sizes.sequence.is_cut()) return make_sequence_attention(std::move(name), packed, y, log_sums, sizes);
   return std::make_unique<Attention>(std::move(name), packed, y, log_sums, sizes);
 }
 

@@ -35,8 +35,9 @@ Value attention_log_sums(std::string name, const AttentionSizes& sizes);
 // own, one array after the other, and likewise outputs.
 std::unique_ptr<Op> make_attention(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                                    const AttentionSizes& sizes);
-// The same where ranks share sequences: they all-gather keys and values before attention, and sum the
-// gradients of these over ranks (Llama 3, Dubey et al. 2024, section 3.3.2).
+// The same where sequences are cut into pieces: ranks all-gather keys and values before attention, and the
+// gradients of these are summed over all pieces (Llama 3, Dubey et al. 2024, section 3.3.2). The arrays are
+// those of one piece of sequences after another.
 std::unique_ptr<Op> make_sequence_attention(std::string name, ValueId packed, ValueId y, ValueId log_sums,
                                             const AttentionSizes& sizes);
 OpSpec attention_spec(std::string name, ValueId packed, ValueId y, ValueId log_sums,

@@ -8,9 +8,16 @@
 
 namespace sluice::models {
 
-PieceSums::PieceSums(const TensorCut& cut, std::size_t elements) : cut_(cut), elements_(elements) {
+PieceSums::PieceSums(const TensorCut& cut, std::size_t elements)
+    : PieceSums(cut.ranks > 1 ? &LayerRanks::tensor : nullptr, cut.own_pieces(), elements) {}
+
+PieceSums::PieceSums(const SequenceCut& cut, std::size_t elements)
+    : PieceSums(cut.ranks > 1 ? &LayerRanks::sequence : nullptr, cut.own_pieces(), elements) {}
+
+PieceSums::PieceSums(Axis others, std::size_t own_pieces, std::size_t elements)
+    : others_(others), own_pieces_(own_pieces), elements_(elements) {
   PairwiseStack stack;
-  for (std::size_t piece = 0; piece < cut.own_pieces(); ++piece) {
+  for (std::size_t piece = 0; piece < own_pieces; ++piece) {
     most_ = std::max(most_, stack.height() + 1);
     stack.push();
   }
@@ -35,13 +42,13 @@ Array PieceSums::add(const OpContext& context, void* buffers, const std::string&
       kernels::add(context.threads(), elements_, buffer(height - 1), buffer(height), buffer(height - 1));
     }
   };
-  for (std::size_t piece = 0; piece < cut_.own_pieces(); ++piece) {
+  for (std::size_t piece = 0; piece < own_pieces_; ++piece) {
     compute(piece, buffer(height++));
     merge(stack.push());
   }
   merge(stack.carries());
-  if (cut_.ranks > 1)
-    context.run().layers.tensor->all_reduce(name, {buffer(0).f32(), elements_}, beside);
+  if (others_ != nullptr)
+    (context.run().layers.*others_)->all_reduce(name, {buffer(0).f32(), elements_}, beside);
   else if (beside)
     beside();
   return buffer(0);

@@ -13,6 +13,7 @@ namespace sluice::models {
 class PieceSums {
  public:
   PieceSums(const TensorCut& cut, std::size_t elements);
+  PieceSums(const SequenceCut& cut, std::size_t elements);
 
   std::size_t bytes() const;  // of its buffers
   // Calls compute for each of this rank's pieces, and adds the results, and those of other ranks. Returns the
@@ -23,10 +24,12 @@ class PieceSums {
             const std::function<void()>& beside = {}) const;
 
  private:
+  using Axis = AxisRanks* LayerRanks::*;
+  PieceSums(Axis others, std::size_t own_pieces, std::size_t elements);
   std::size_t buffer_elements() const;
 
-  TensorCut cut_;
-  std::size_t elements_, most_ = 1;  // the number of buffers
+  Axis others_;                                   // null: one rank has all pieces
+  std::size_t own_pieces_, elements_, most_ = 1;  // the number of buffers
 };
 
 }  // namespace sluice::models

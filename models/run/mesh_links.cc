@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <tuple>
 
 #include "comm/sum_route.h"
 
@@ -63,18 +64,24 @@ TensorCut tensor_cut(const TrainSettings& s) {
 }
 
 SequenceCut sequence_cut(const TrainSettings& s) {
-  if (!s.mesh) return {};
-  return {static_cast<std::size_t>(size_along(s, "sequence")),
-          static_cast<std::size_t>(s.mesh->coordinate(s.ranks.rank, "sequence")),
-          parts_from_hosts(s, "sequence")};
+  SequenceCut cut;
+  cut.ranks = static_cast<std::size_t>(size_along(s, "sequence"));
+  if (s.mesh) cut.rank = static_cast<std::size_t>(s.mesh->coordinate(s.ranks.rank, "sequence"));
+  cut.from_hosts = parts_from_hosts(s, "sequence");
+  cut.pieces = s.sequence_grain.value_or(cut.ranks);
+  return cut;
 }
 
-// For sums over the micro-batches of all ranks, ranks with the same pieces are consecutive.
+// For sums over the micro-batches of all ranks, ranks with the same pieces of layers are consecutive, and
+// among them those with the same micro-batches.
 std::vector<int> ranks_of_section(const TrainSettings& s, int section) {
   std::vector<int> ranks =
       s.mesh->across(s.mesh->along(0, "pipeline")[static_cast<std::size_t>(section)], "pipeline");
   if (s.plan.reproducible)
-    std::ranges::stable_sort(ranks, {}, [&](int rank) { return s.mesh->coordinate(rank, "tensor"); });
+    std::ranges::sort(ranks, {}, [&](int rank) {
+      const auto at = [&](const char* axis) { return s.mesh->coordinate(rank, axis); };
+      return std::tuple(at("tensor"), at("data"), at("sequence"));
+    });
   return ranks;
 }
 

@@ -15,9 +15,10 @@ int sections_of(const TrainSettings& settings);
 // Return the number of data-parallel parts of a step's micro-batches, along "data", and the part of a rank.
 int data_size(const TrainSettings& settings);
 int data_rank(const TrainSettings& settings, int rank);
-int tensor_size(const TrainSettings& settings);           // the number of ranks along "tensor"
-SequenceCut sequence_cut(const TrainSettings& settings);  // how sequences are cut along "sequence"
-// Returns how this rank's layers are cut along "tensor". REQUIRES: a reproducible run has its grain.
+int tensor_size(const TrainSettings& settings);  // the number of ranks along "tensor"
+// Return how this rank's sequences are cut along "sequence", and its layers along "tensor". REQUIRES: the
+// grains of a reproducible run are settled.
+SequenceCut sequence_cut(const TrainSettings& settings);
 TensorCut tensor_cut(const TrainSettings& settings);
 // Returns the ranks of a section, along all axes but "pipeline", in the order in which they share its state.
 std::vector<int> ranks_of_section(const TrainSettings& settings, int section);

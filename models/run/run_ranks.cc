@@ -10,6 +10,7 @@
 #include "core/checksum.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/pairwise.h"
 #include "core/system.h"
 #include "core/text_file.h"
 #include "engine/machine/link_rate.h"
@@ -50,6 +51,7 @@ Json comparable(const Setup& setup, bool shares_layers) {
   record["chunks"] = setup.settings.chunks;
   record["stages"] = setup.settings.stages.value_or("");
   record["grain"] = setup.settings.grain.value_or(0);
+  record["sequence-grain"] = setup.settings.sequence_grain.value_or(0);
   const engine::PlanRequest& plan = setup.settings.plan;
   if (sections_of(setup.settings) > 1 || shares_layers) record["group"] = plan.group.value_or(0);
   if (shares_layers) record["recompute"] = plan.recompute.value_or("auto");
@@ -177,15 +179,19 @@ std::vector<std::vector<double>> RunRanks::of_last(const std::vector<std::string
                                                    std::size_t count) const {
   const int last = sections_ == nullptr ? 0 : sections_->size() - 1;
   const auto at = [&](int rank, const char* axis) { return mesh_ ? mesh_->coordinate(rank, axis) : 0; };
-  std::vector<std::vector<double>> found(static_cast<std::size_t>(data_size()), std::vector<double>(count));
+  using Parts = std::vector<std::vector<double>>;  // by number, by part of a sequence
+  std::vector<Parts> found(static_cast<std::size_t>(data_size()), Parts(count));
   for (const int rank : ranks_of(last)) {
     if (at(rank, "tensor") > 0) continue;  // ranks along "tensor" have the same
     const std::vector<double> told =
         doubles_of(all[static_cast<std::size_t>(rank)], count, "a rank's losses");
-    std::vector<double>& sums = found[static_cast<std::size_t>(mesh_ ? at(rank, "data") : rank)];
-    for (std::size_t i = 0; i < count; ++i) sums[i] += told[i];
+    Parts& parts = found[static_cast<std::size_t>(mesh_ ? at(rank, "data") : rank)];
+    for (std::size_t i = 0; i < count; ++i) parts[i].push_back(told[i]);
   }
-  return found;
+  std::vector<std::vector<double>> sums(found.size());
+  for (std::size_t data = 0; data < found.size(); ++data)
+    for (std::vector<double>& parts : found[data]) sums[data].push_back(pairwise_sum(std::move(parts)));
+  return sums;
 }
 
 RunRanks::Outcome RunRanks::combine(Outcome own) {
@@ -202,15 +208,15 @@ RunRanks::Outcome RunRanks::combine(Outcome own) {
   return all;
 }
 
-double RunRanks::mean(const std::vector<double>& own, std::uint64_t count) {
+double RunRanks::mean(const std::vector<double>& own, std::uint64_t count, std::uint64_t targets) {
   std::vector<double> padded = own;  // some ranks have measured one loss more than others
   padded.resize(divide_up(count, static_cast<std::uint64_t>(data_size())));
   const std::vector<std::vector<double>> all =
       of_last(from_all("the losses of a validation", bytes_of(padded)), padded.size());
   double sum = 0;
-  for (std::uint64_t i = 0; i < count; ++i) sum += all[i % all.size()][i / all.size()];
-  const double parts = sequence_ ? sequence_->size() : 1;  // of a sequence, all of equal length
-  return sum / (parts * static_cast<double>(count));
+  for (std::uint64_t i = 0; i < count; ++i)
+    sum += all[i % all.size()][i / all.size()] / static_cast<double>(targets);
+  return sum / static_cast<double>(count);
 }
 
 std::string RunRanks::place() const { return is_cut() ? mesh_->place(rank()) : ""; }

@@ -72,9 +72,9 @@ class RunRanks {
     bool stop = false;           // a stop was requested
   };
   Outcome combine(Outcome own);
-  // Returns the mean of validation losses, of which each rank has measured the micro-batches with index %
-  // data_size() == data_rank().
-  double mean(const std::vector<double>& own, std::uint64_t count);
+  // Returns the mean of validation losses over `count` micro-batches, each of so many targets. A rank has
+  // measured the sums of those with index % data_size() == data_rank(), or its part of these.
+  double mean(const std::vector<double>& own, std::uint64_t count, std::uint64_t targets);
   // Returns this rank's place on the mesh, as in "pipeline stage 2 of 3"; empty where no model is cut.
   std::string place() const;
   // Ends the run of all ranks with this error. All programs have the same exit status where the request was
@@ -83,8 +83,8 @@ class RunRanks {
 
  private:
   bool is_cut() const { return sections_ != nullptr || shares_layers(); }  // the model is cut over ranks
-  // Selects, of the numbers that each rank has sent, those of ranks with losses, by data rank, summed over
-  // the parts of a sequence.
+  // Selects, of the numbers that each rank has sent, those of ranks with losses, by data rank, summed
+  // pairwise over the parts of a sequence.
   std::vector<std::vector<double>> of_last(const std::vector<std::string>& all, std::size_t count) const;
 
   comm::Communicator* communicator_;

@@ -41,6 +41,7 @@ Json hyperparameters(const Setup& setup) {
               {"reproducible", s.plan.reproducible},
               {"loss-scale", loss_scale_text(s)}});
   if (s.grain) all["grain"] = *s.grain;
+  if (s.sequence_grain) all["sequence-grain"] = *s.sequence_grain;
   all.update(setup.optimizer->settings());
   return all;
 }

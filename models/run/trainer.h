@@ -71,6 +71,9 @@ struct TrainSettings {
   // With plan.reproducible: the number of pieces that layers are cut into, whatever the number of ranks along
   // "tensor".
   std::optional<std::size_t> grain;
+  // And the number that sequences are cut into, whatever the number of ranks along "sequence"; nothing: they
+  // are whole.
+  std::optional<std::size_t> sequence_grain;
   // The connection among ranks. Nothing: it is measured where there are ranks; in a plan before a run,
   // communication takes no time.
   std::optional<engine::Link> link;

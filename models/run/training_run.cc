@@ -326,7 +326,7 @@ std::optional<double> TrainingRun::evaluate_if_due() {
     if (ranks_.size() == 1 && stop_requested()) return std::nullopt;
     losses.push_back(runner_->evaluate(setup_.data->validation(i)));
   }
-  const double loss = ranks_.mean(losses, settings_.eval_batches);
+  const double loss = ranks_.mean(losses, settings_.eval_batches, settings_.batch * settings_.length);
   validation_ = engine::validation_record(loss, judge());
   return loss;
 }

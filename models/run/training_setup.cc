@@ -137,6 +137,26 @@ void add_file_sizes(PlanResult& plan, const TrainSettings& s, const engine::Layo
   plan.trace_bytes = trace_events(s) * engine::kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
 }
 
+// Gradients of a reproducible run are summed over the pieces of sequences.
+void check_sequence_grain(const TrainSettings& s) {
+  const std::size_t ranks = sequence_cut(s).ranks, pieces = s.sequence_grain.value_or(1);
+  if (ranks == 1) return;
+  if (pieces % ranks != 0)
+    fail(ErrorCode::kInvalidArgument,
+         "--mesh cuts sequences over {} ranks, which cannot share out evenly what --reproducible computes "
+         "them "
+         "in: {} (--sequence-grain); {}",
+         ranks, pieces == 1 ? "one piece" : fmt::format("{} pieces", pieces),
+         std::has_single_bit(ranks) ? fmt::format("give --sequence-grain {}, on runs of fewer ranks, too",
+                                                  std::max<std::size_t>(4, ranks))
+                                    : "let their number be a power of 2");
+  if (own_micro_batches(s) > 1)
+    fail(ErrorCode::kInvalidArgument,
+         "--mesh cuts sequences over {} ranks, which have {} micro-batches each in a step, and with "
+         "--reproducible they can have 1: give --accumulate {}, with a larger --batch, or more ranks to data",
+         ranks, own_micro_batches(s), data_size(s));
+}
+
 }  // namespace
 
 void check_mesh(const TrainSettings& s) {
@@ -164,6 +184,14 @@ void check_settings(const TrainSettings& s) {
          "too, or leave it out",
          *s.grain);
   if (s.grain) check(*s.grain >= 1 && *s.grain <= 1024, "grain", *s.grain, "from 1 to 1024");
+  if (s.sequence_grain && !s.plan.reproducible)
+    fail(ErrorCode::kInvalidArgument,
+         "--sequence-grain {} is how many pieces sequences are cut into for sums that are reproducible: give "
+         "--reproducible, too, or leave it out",
+         *s.sequence_grain);
+  if (s.sequence_grain && (*s.sequence_grain > 1024 || !std::has_single_bit(*s.sequence_grain)))
+    fail(ErrorCode::kInvalidArgument, "sequence-grain must be 1, 2, 4, ... up to 1024, {} was given",
+         *s.sequence_grain);
   check(s.length <= 100'000'000, "seq", s.length, "at most the model's context");
   check(s.steps >= 1, "steps", s.steps, "at least 1");
   check(s.keep >= 1, "keep", s.keep, "at least 1");
@@ -260,12 +288,7 @@ void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optim
 void settle_grain(TrainSettings& s, const ModelConfig& config) {
   constexpr std::size_t kMostPieces = 4;
   if (!s.plan.reproducible) return;
-  if (sequence_cut(s).ranks > 1)
-    fail(ErrorCode::kInvalidArgument,
-         "--mesh cuts sequences over {} ranks, which add up gradients of weights in another order than one "
-         "rank does: "
-         "leave --reproducible out, or give the ranks to another axis",
-         sequence_cut(s).ranks);
+  check_sequence_grain(s);
   const std::size_t most = std::bit_floor(config.kv_heads);
   if (!s.grain) s.grain = std::min(kMostPieces, most);
   if (*s.grain > most || !std::has_single_bit(*s.grain))

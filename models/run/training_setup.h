@@ -39,7 +39,7 @@ std::uint64_t most_checkpoints(const TrainSettings& settings);
 void check_outputs(const TrainSettings& settings);
 
 // Sets the number of pieces that a reproducible run cuts layers into: as many as there are key/value heads,
-// up to 4, for any number of ranks.
+// up to 4, for any number of ranks. Checks that the mesh's ranks can share out these, and those of sequences.
 void settle_grain(TrainSettings& settings, const ModelConfig& config);
 
 // Adds to the rates the CPU time that receiving bytes from other ranks takes, on a machine with `cores`

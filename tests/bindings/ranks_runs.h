@@ -55,7 +55,7 @@ class RanksTest : public ::testing::Test {
                                                           {"num_hidden_layers", layers},
                                                           {"num_attention_heads", 4},
                                                           {"num_key_value_heads", 2},
-                                                          {"max_position_embeddings", 64},
+                                                          {"max_position_embeddings", 512},
                                                           {"vocab_size", 1200},
                                                           {"tie_word_embeddings", true}});
   }

@@ -35,7 +35,10 @@ INSTANTIATE_TEST_SUITE_P(
                   "--mesh data=2,pipeline=2 --optimizer muon --pipeline zb-h1 --recompute full"},
         Partition{4, "2", "disk", "--reproducible --optimizer adamw --clip 0 --group 1"},
         Partition{2, "3", "disk",
-                  "--reproducible --mesh tensor=2 --optimizer adamw --dtype bf16 --master none --group 5"}));
+                  "--reproducible --mesh tensor=2 --optimizer adamw --dtype bf16 --master none --group 5"},
+        Partition{4, "3", "disk",
+                  "--reproducible --sequence-grain 4 --mesh sequence=2,data=2 --seq 512 --accumulate 2 "
+                  "--optimizer adamw --dtype bf16 --eval-every 2 --recompute full"}));
 INSTANTIATE_TEST_SUITE_P(
     Long, TwinsOfRanksTest,
     ::testing::Values(
@@ -48,7 +51,18 @@ INSTANTIATE_TEST_SUITE_P(
         Partition{4, "2", "disk",
                   "--reproducible --mesh pipeline=2,tensor=2 --optimizer muon --pipeline zb-h1"},
         Partition{2, "0", "memory",
-                  "--reproducible --mesh tensor=2 --optimizer lion --eval-every 2 --recompute full"}));
+                  "--reproducible --mesh tensor=2 --optimizer lion --eval-every 2 --recompute full"},
+        Partition{4, "0", "memory",
+                  "--reproducible --sequence-grain 4 --mesh sequence=4 --seq 512 --accumulate 1 --batch 2 "
+                  "--optimizer muon"},
+        Partition{4, "2", "memory",
+                  "--reproducible --sequence-grain 4 --mesh sequence=2,tensor=2 --seq 512 --accumulate 1 "
+                  "--optimizer adafactor --dtype f16"},
+        Partition{4, "1", "disk",
+                  "--reproducible --sequence-grain 2 --mesh pipeline=2,sequence=2 --seq 256 --accumulate 1 "
+                  "--optimizer lion --pipeline zb-h1"},
+        Partition{2, "3", "disk",
+                  "--reproducible --sequence-grain 2 --seq 256 --accumulate 4 --optimizer adamw --group 1"}));
 
 TEST_P(TwinsOfRanksTest, HaveTheBitsOfRanksThatHaveEverything) {
   succeed(placed("whole", whole_of(GetParam()), 3));

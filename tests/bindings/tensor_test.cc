@@ -11,14 +11,16 @@ using TensorRunTest = RanksTest;
 // A table of which each step has most rows is summed whole, so that what ranks receive does not depend on the
 // data. With ZeRO some of it comes in the next step.
 TEST_F(TensorRunTest, MoveAndTakeWhatTheirPlansSay) {
-  for (const auto& [ranks, axes, seq, accumulate] : {std::tuple(3, "tensor=3", "32", "64"),
-                                                     {4, "data=2,tensor=2", "32", "64"},
-                                                     {2, "sequence=2", "256", "8"}}) {
+  for (const auto& [ranks, axes, seq, accumulate, more] :
+       {std::tuple(3, "tensor=3", "32", "64", ""),
+        {4, "data=2,tensor=2", "32", "64", ""},
+        {2, "sequence=2", "256", "8", ""},
+        {4, "sequence=2,tensor=2", "256", "1", " --reproducible --sequence-grain 2 --batch 16"}}) {
     SCOPED_TRACE(axes);
     const std::string run = axes;
     succeed(words(run, ranks, 2,
-                  fmt::format("--model tiny --seq {} --accumulate {} --stage 0 --mesh {} --profile {}", seq,
-                              accumulate, axes, folder_ / (run + ".html"))));
+                  fmt::format("--model tiny --seq {} --accumulate {} --stage 0 --mesh {} --profile {}{}", seq,
+                              accumulate, axes, folder_ / (run + ".html"), more)));
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string name = rank == 0 ? run : run + ".rank" + std::to_string(rank);
       const Json plan = profile_of(folder_ / (name + ".html")).at("plan"), last = rows(name).back();
@@ -111,7 +113,18 @@ TEST_F(TensorRunTest, AreRefusedWithWhatIsWrong) {
       {2, "--reproducible --grain 0", {"grain must be from 1"}},
       {2, "--reproducible --grain 1 --mesh tensor=2", {"1 pieces (--grain)", "give --grain 2"}},
       {2, "--mesh sequence=2", {"32 tokens", "2 ranks along sequence", "multiple of 256"}},
-      {2, "--mesh sequence=2 --reproducible", {"cuts sequences over 2 ranks", "leave --reproducible out"}},
+      {2,
+       "--mesh sequence=2 --reproducible",
+       {"sequences over 2 ranks", "one piece (--sequence-grain)", "give --sequence-grain 4"}},
+      {3, "--mesh sequence=3 --reproducible --sequence-grain 4", {"4 pieces", "be a power of 2"}},
+      {2,
+       "--mesh sequence=2 --reproducible --sequence-grain 4",
+       {"12 micro-batches each", "give --accumulate 1,"}},
+      {1,
+       "--reproducible --sequence-grain 4",
+       {"32 tokens", "4 pieces (--sequence-grain)", "multiple of 512"}},
+      {1, "--reproducible --sequence-grain 3", {"sequence-grain must be 1, 2, 4, ..."}},
+      {1, "--sequence-grain 4", {"--sequence-grain 4", "give --reproducible, too"}},
       {2, "--grain 2", {"--grain 2", "give --reproducible, too"}},
   });
 }

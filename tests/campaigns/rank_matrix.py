@@ -128,12 +128,15 @@ def possible(cell):
         return False
     if (8 if model in FOLDERS else 4) < axes.get("pipeline", 1) * (2 if "--chunks" in words else 1):  # each chunk needs a block
         return False
-    if order == "reproducible":
-        if "sequence" in axes:  # gradients of weights are sums over rows, which ranks along sequence add in another order
-            return False
-        if model == "tiny-llama" and axes.get("tensor", 1) > 2:  # as many pieces as key/value heads, which ranks share out evenly
-            return False
-    return True
+    # There are as many pieces as key/value heads, which ranks share out evenly.
+    return not (order == "reproducible" and model == "tiny-llama" and axes.get("tensor", 1) > 2)
+
+
+def possible_together(cells):
+    """Whether all can train on the same data. With --reproducible each rank along sequence has one micro-batch in a step."""
+    micro_batches = data_of(*cells)[1]
+    cut = {int(cell[5]) for cell in cells if cell[6] == "reproducible" and ranks_along(cell[8], "sequence") > 1}
+    return cut <= {micro_batches} and all(possible(cell) and micro_batches % int(cell[5]) == 0 for cell in cells)
 
 
 def mpirun_is_there():
@@ -169,7 +172,7 @@ def loads(seed=0, of_each=24):
     for number, meshes in enumerate(itertools.permutations(MESHES, 2), 1):
         while len(some) < of_each * number:
             load = (*map(draw.choice, AXES_OF_LOADS[:-2]), *meshes)
-            if all(map(possible, cells_of(load))):
+            if possible_together(cells_of(load)):
                 some.append(load)
     return some
 
@@ -202,20 +205,26 @@ def model_in(folder, model):
 
 
 def data_of(*cells):
-    """Tokens of a sequence, and micro-batches of a step, that all of these can have."""
+    """What all of these can have: tokens of a sequence, micro-batches of a step, and pieces that a sequence is computed in."""
+    model, order = cells[0][0], cells[0][6]
     parts = max(ranks_along(cell[8], "sequence") for cell in cells)
-    return (16, 24) if parts == 1 else (128 * parts, 24 if any(cell[5] == "8" for cell in cells) else 12)
+    if parts == 1:
+        return 16, 24, 1
+    if order == "reproducible":
+        length = context_of(model)
+        return length, max(int(cell[5]) for cell in cells if ranks_along(cell[8], "sequence") > 1), length // 128
+    return 128 * parts, 24 if any(cell[5] == "8" for cell in cells) else 12, 1
 
 
-def train(folder, name, cell, *more, steps=STEPS, beside=()):
-    """Trains in a folder, with data that cells beside it can have, too. Returns losses, norms and files of the last checkpoint. Raises
-    AssertionError where the run fails."""
+def train(folder, name, cell, data, *more, steps=STEPS):
+    """Trains in a folder, on what data_of() returns. Returns losses, norms and files of the last checkpoint. Raises AssertionError
+    where the run fails."""
     model, stage, place, optimizer, start, ranks, order, clip, cut, number = cell
     axes, pipeline = CUTS[cut]
     out, metrics, disk = folder / name, folder / f"{name}.jsonl", folder / "disk"
     disk.mkdir(exist_ok=True)
     (folder / "text.txt").write_text(lesson())
-    length, accumulate = data_of(cell, *beside)
+    length, accumulate, pieces = data
     # fmt: off
     words = started(
         start, str(int(ranks) * math.prod(axes.values())), "--model", model_in(folder, model), "--data", folder / "text.txt",
@@ -224,7 +233,8 @@ def train(folder, name, cell, *more, steps=STEPS, beside=()):
         "--progress", "none", "--out", out, "--metrics", metrics,
         *OPTIMIZERS[optimizer], *PLACES[place], *CLIPS[clip], *TYPES[number],
         *(["--mesh", ",".join([f"data={ranks}", *(f"{axis}={size}" for axis, size in axes.items())]), *pipeline] if axes else []),
-        *(["--stage", stage] if ranks_with_a_unit(cell) > 1 else []), *(["--reproducible"] if order == "reproducible" else []), *more)
+        *(["--stage", stage] if ranks_with_a_unit(cell) > 1 else []), *(["--reproducible"] if order == "reproducible" else []),
+        *(["--sequence-grain", str(pieces)] if pieces > 1 else []), *more)
     # fmt: on
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=environment)
@@ -252,23 +262,26 @@ class Matrix:
     def __init__(self):
         self.twins = {}
 
-    def twin(self, cell, goes_on=None):
+    def twin(self, data, cell, goes_on=None):
         """Returns the result of the cell's twin, or of the twin whose checkpoint goes on as another cell."""
-        key = (cell, cell if goes_on is None else goes_on)
+        key = (data, cell, goes_on)
         if key not in self.twins:
             with tempfile.TemporaryDirectory() as name:
-                self.twins[key] = gone_on(pathlib.Path(name), *key) if goes_on else train(pathlib.Path(name), "run", cell)
+                folder = pathlib.Path(name)
+                self.twins[key] = gone_on(folder, data, cell, goes_on) if goes_on else train(folder, "run", cell, data)
         return self.twins[key]
 
     def try_cell(self, cell):
         """Returns "same bits" or "WRONG: ..."."""
-        return tried(lambda: self.twin(twin_of(cell)), lambda folder: train(folder, "run", cell))
+        data = data_of(cell)
+        return tried(lambda: self.twin(data, twin_of(cell)), lambda folder: train(folder, "run", cell, data))
 
     def try_load(self, load):
         """Returns what try_cell() does. The twins go on as the meshes do, unless they are the same."""
+        data = data_of(*cells_of(load))
         saved, loaded = map(twin_of, cells_of(load))
         expected = (saved,) if saved == loaded else (saved, loaded)
-        return tried(lambda: self.twin(*expected), lambda folder: gone_on(folder, *cells_of(load)))
+        return tried(lambda: self.twin(data, *expected), lambda folder: gone_on(folder, data, *cells_of(load)))
 
 
 def tried(twin, run):
@@ -281,10 +294,10 @@ def tried(twin, run):
     return compare(found, expected)
 
 
-def gone_on(folder, saved, loaded):
+def gone_on(folder, data, saved, loaded):
     """Trains as one cell, and goes on as another one. Returns what train() does."""
-    train(folder, "run", saved, steps=SAVED_AFTER, beside=[loaded])
-    return train(folder, "run", loaded, "--resume", beside=[saved])
+    train(folder, "run", saved, data, steps=SAVED_AFTER)
+    return train(folder, "run", loaded, data, "--resume")
 
 
 def compare(found, expected):

@@ -85,6 +85,7 @@ def train(
     stages: str | None = None,
     reproducible: bool = False,
     grain: int | None = None,
+    sequence_grain: int | None = None,
     silence: int | None = None,
     patience: int | None = None,
     out: Path | None = None,

@@ -162,7 +162,8 @@ TEST_F(RunTest, EvaluationGivesTheLossOfTraining) {
   PlainRun run(model_, "none", 1, 1, threads_, *library_);
   randomize(run.source);
   const Data data(model_, 1);
-  EXPECT_DOUBLE_EQ(run.executor.evaluate(data.micro_batches[0]), run.train(data.micro_batches));
+  const double targets = static_cast<double>(counted_targets(data.micro_batches));
+  EXPECT_DOUBLE_EQ(run.executor.evaluate(data.micro_batches[0]) / targets, run.train(data.micro_batches));
 }
 
 TEST_F(RunTest, BadMicroBatchesAreRefused) {

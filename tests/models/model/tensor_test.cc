@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <barrier>
 
 #include "core/pairwise.h"
@@ -181,8 +183,9 @@ TEST(TensorCutTest, RefusesMorePiecesThanThereAre) {
   EXPECT_NE(refused(with_heads(small_llama(), 6, 2), 3).find("2 key/value heads"), std::string::npos);
 }
 
-// Trains ranks that have parts of each sequence together.
-Result train_in_parts(const ModelConfig& config, Dtype dtype, std::size_t parts, std::size_t length) {
+// Trains ranks that have parts of each sequence, in pieces, together.
+Result train_in_parts(const ModelConfig& config, Dtype dtype, std::size_t pieces, std::size_t parts,
+                      std::size_t length) {
   constexpr std::size_t kBatch = 2, kCount = 2;
   Ranks ranks(parts);
   std::vector<Result> all(parts);
@@ -191,7 +194,7 @@ Result train_in_parts(const ModelConfig& config, Dtype dtype, std::size_t parts,
     threads.emplace_back([&, part] {
       Threads one(1);
       const auto library = kernels::load_matrix_library(1);
-      const SequenceCut cut{parts, part};
+      const SequenceCut cut{pieces, parts, part};
       const Model whole(config, dtype, kBatch, length), model(config, dtype, kBatch, length, "", {}, cut);
       Ranks::Rank rank(ranks, part);
       PlainRun run(model, "none", 1, kCount, one, *library, {nullptr, &rank});
@@ -211,11 +214,13 @@ Result train_in_parts(const ModelConfig& config, Dtype dtype, std::size_t parts,
       const std::vector<double> losses = run.train_losses(micro_batches, counted_targets(data.micro_batches));
       all[part].loss = loss_of_step(losses, counted_targets(data.micro_batches));
       all[part].gradients = run.source.all_gradients();
+      all[part].validation = run.executor.evaluate(micro_batches[1]);
       EXPECT_TRUE(run.guards_hold());
     });
   for (std::thread& thread : threads) thread.join();
   for (std::size_t part = 1; part < parts; ++part) {
     all[0].loss += all[part].loss;
+    all[0].validation += all[part].validation;
     for (std::size_t p = 0; p < all[0].gradients.size(); ++p)
       for (std::size_t i = 0; i < all[0].gradients[p].size(); ++i)
         all[0].gradients[p][i] += all[part].gradients[p][i];
@@ -226,10 +231,11 @@ Result train_in_parts(const ModelConfig& config, Dtype dtype, std::size_t parts,
 TEST(SequenceCutTest, ComputesWhatWholeSequencesDo) {
   for (ModelConfig config : {with_heads(small_gpt2(true, 0.2f), 4, 4), with_heads(small_llama(), 4, 2)})
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
-      for (const std::size_t parts : {2, 4}) {
-        SCOPED_TRACE(std::string(name_of(dtype)) + " in " + std::to_string(parts) + " parts");
-        const std::size_t length = config.context = 128 * parts;
-        expect_near(train_in_parts(config, dtype, parts, length), train_in_parts(config, dtype, 1, length),
+      for (const auto& [pieces, parts] : {std::pair(2, 2), {4, 4}, {4, 1}, {4, 2}}) {
+        SCOPED_TRACE(fmt::format("{}, {} pieces on {} ranks", name_of(dtype), pieces, parts));
+        const std::size_t length = config.context = 128 * pieces;
+        expect_near(train_in_parts(config, dtype, pieces, parts, length),
+                    train_in_parts(config, dtype, 1, 1, length),
                     rounding_of(Model(config, dtype, 2, length), 4 * length));
       }
 }
