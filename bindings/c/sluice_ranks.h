@@ -211,6 +211,12 @@ SLUICE_API sluice_status sluice_ranks_along(sluice_ranks* ranks, const char* mes
  */
 SLUICE_API sluice_status sluice_engine_end_gradients(sluice_engine* engine, uint32_t unit);
 SLUICE_API sluice_status sluice_engine_end_micro_batch(sluice_engine* engine);
+/* With options.reproducible, in place of sluice_engine_end_micro_batch(), where micro-batches are computed in
+ * each other's midst, as by a stage of a pipeline: what is added from now on is of this one of the rank's
+ * micro-batches, counted from 0. A parameter gets its gradients in ascending order. Their number, in place of
+ * one of theirs, ends all of them. SLUICE_STATE: outside of a step; for a larger number; without
+ * options.reproducible. */
+SLUICE_API sluice_status sluice_engine_set_micro_batch(sluice_engine* engine, uint32_t number);
 
 /* ---- questions ---- */
 

@@ -187,6 +187,10 @@ sluice_status sluice_engine_end_micro_batch(sluice_engine* engine) {
   return with_engine(engine, [](sluice_engine& e) { e.engine->end_micro_batch(); });
 }
 
+sluice_status sluice_engine_set_micro_batch(sluice_engine* engine, uint32_t number) {
+  return with_engine(engine, [&](sluice_engine& e) { e.engine->set_micro_batch(number); });
+}
+
 sluice_status sluice_engine_abandon_step(sluice_engine* engine) {
   return with_engine(engine, [](sluice_engine& e) { e.engine->abandon_step(); });
 }

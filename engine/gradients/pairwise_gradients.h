@@ -28,6 +28,9 @@ class PairwiseGradients {
   // REQUIRES: the unit's buffers are held, not all micro-batches have ended, and not added(parameter).
   void add(Threads& threads, ParameterId parameter, ConstArray gradient);
   void end_micro_batch() { ++ended_; }  // REQUIRES: not all have ended
+  // For a client whose micro-batches overlap: gradients are of this one from now on. A parameter gets its
+  // gradients in ascending order. REQUIRES: number <= count(), which means that all have ended.
+  void set_micro_batch(std::size_t number) { ended_ = number; }
   // Completes the parameter's sums that this rank contributes to the sum over ranks, whatever it has added.
   // REQUIRES: the unit's buffers are held, and all micro-batches have ended.
   void complete(Threads& threads, ParameterId parameter);

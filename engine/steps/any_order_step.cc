@@ -56,6 +56,16 @@ void AnyOrderEngine::end_micro_batch() {
   });
 }
 
+void AnyOrderEngine::set_micro_batch(std::size_t number) {
+  core().guarded([&](Core& c) {
+    require_micro_batches("a micro-batch is chosen");
+    if (!c.plan.reproducible)
+      refuse(ErrorCode::kState,
+             "a micro-batch is chosen, and the plan is not reproducible: gradients are added as they come");
+    shared_->set_micro_batch(number);
+  });
+}
+
 void AnyOrderEngine::require_gradient(ParameterId parameter) const {
   if (!has_gradient(parameter))
     refuse(ErrorCode::kState, "'{}' has no gradient in this step", layout().spec(parameter).name);

@@ -147,6 +147,15 @@ void SharedGradients::end_micro_batch() {
   pairwise_->end_micro_batch();
 }
 
+void SharedGradients::set_micro_batch(std::size_t number) {
+  if (number > pairwise_->count())
+    refuse(ErrorCode::kState,
+           "micro-batch {} of a step is computed, and this rank has {}; count them from 0, or state more "
+           "micro-batches",
+           number, pairwise_->count());
+  pairwise_->set_micro_batch(number);
+}
+
 std::size_t SharedGradients::sums_of(UnitId unit) const {
   std::size_t sums = pairwise_ ? pairwise_->sums_of(unit) : 1;
   for (ParameterId p = core_.layout.first_parameter(unit); p < core_.layout.end_parameter(unit); ++p)

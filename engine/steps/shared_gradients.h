@@ -87,6 +87,8 @@ class SharedGradients {
   // the client states where micro-batches end.
   void end_gradients(UnitId unit);
   void end_micro_batch();
+  // With a reproducible plan: see AnyOrderEngine.
+  void set_micro_batch(std::size_t number);
   std::size_t sums_of(UnitId unit) const;  // how many of its gradient buffers are in use
   bool is_summed(UnitId unit) const;       // in backward: whether all of its gradients are
 

@@ -11,12 +11,14 @@ bool has_gradient(ParameterId p, int number) {
   return p == kC ? number % 5 == 2 || number == 3 : p == kD ? number == 7 : true;
 }
 
-toy::Outcome trained(const Case& setup) {
-  return outcome_of(setup, [](Rank& rank) {
+void add_in_order(Rank& rank, int step) { rank.add_reproducibly(step, has_gradient); }
+
+toy::Outcome trained(const Case& setup, const std::function<void(Rank& rank, int step)>& add = add_in_order) {
+  return outcome_of(setup, [&](Rank& rank) {
     std::vector<double> norms;
     for (int step = 0; step < 2; ++step) {
       rank.engine.begin_step({});
-      rank.add_reproducibly(step, has_gradient);
+      add(rank, step);
       norms.push_back(rank.engine.gradient_norm(kC));
       norms.push_back(rank.engine.step(Rank::settings(step == 1 ? 0.0 : 3.0)).gradient_norm);
     }
@@ -60,6 +62,30 @@ TEST_P(TwinsReproducible, HaveTheSameBitsAtAnyNumberOfRanks) {
   setup.stage = 0;
   setup.place = "disk";
   EXPECT_TRUE(trained(setup) == alone) << "one rank, disk";
+}
+
+// As in a pipeline, each parameter's gradients come in order, and those of the next one a micro-batch later.
+TEST(ReproducibleGradients, MayBeOfMicroBatchesInEachOthersMidst) {
+  for (const int ranks : {1, 2}) {
+    Case setup = case_of(kPlain);
+    setup.micro_batches = kAll;
+    setup.ranks = ranks;
+    const auto count = static_cast<int>(kAll) / ranks;
+    const auto add_in_midst = [&](Rank& rank, int step) {
+      const auto parameters = static_cast<int>(rank.layout().parameters());
+      for (int turn = 0; turn < count + parameters; ++turn)
+        for (int p = std::max(0, turn - count + 1); p <= std::min(turn, parameters - 1); ++p) {
+          const int number = turn - p, of_all = rank.rank() * count + number;
+          const auto parameter = static_cast<ParameterId>(p);
+          rank.engine.set_micro_batch(static_cast<std::size_t>(number));
+          if (rank.layout().trainable(rank.layout().location(parameter).unit) &&
+              has_gradient(parameter, of_all))
+            rank.add(parameter, step, of_all);
+        }
+      rank.engine.set_micro_batch(static_cast<std::size_t>(count));
+    };
+    EXPECT_TRUE(trained(setup, add_in_midst) == trained(setup)) << ranks << " ranks";
+  }
 }
 
 // Without it another number of ranks gives other bits, so that the test above can fail.
@@ -148,6 +174,25 @@ TEST_P(Refusals, OfGradientsThatDoNotBelongToMicroBatches) {
   });
 }
 
+TEST_P(Refusals, OfMicroBatchesThatAreNotThere) {
+  run_any(setup_, [&](Rank& rank) {
+    const auto beyond = static_cast<std::size_t>(count()) + 1;
+    EXPECT_THAT(refusal_of([&] { rank.engine.set_micro_batch(0); }), HasSubstr("outside of a step"));
+    rank.engine.begin_step({});
+    EXPECT_THAT(refusal_of([&] { rank.engine.set_micro_batch(beyond); }), HasSubstr("count them from 0"));
+    rank.engine.set_micro_batch(beyond - 1);
+    EXPECT_THAT(refused_gradient(rank, kA), HasSubstr("micro-batches of the step have ended"));
+    for (std::size_t number = 0; number + 1 < beyond; ++number) {
+      rank.engine.set_micro_batch(number);
+      rank.add(kA, 0, static_cast<int>(number));
+    }
+    rank.engine.set_micro_batch(0);
+    EXPECT_THAT(refused_gradient(rank, kA), HasSubstr("a second gradient of 'a'"));
+    rank.engine.set_micro_batch(beyond - 1);
+    rank.engine.step(Rank::settings());
+  });
+}
+
 // Where all gradients were dropped, the micro-batches begin anew, and nothing of those before is left.
 TEST_P(Refusals, AreNoneOfStepsThatBeginAgain) {
   toy::Outcome expected;
@@ -199,7 +244,18 @@ TEST(ReproducibleGradients, EndNoMicroBatchOfAnotherPlan) {
   Rank rank(setup, nullptr);
   rank.engine.begin_step({});
   EXPECT_THROW(rank.engine.end_micro_batch(), Error);
+  EXPECT_THROW(rank.engine.set_micro_batch(0), Error);
   rank.engine.abandon_step();
+}
+
+TEST(ReproducibleGradients, AreChosenInTheirPlanAlone) {
+  Case setup;
+  setup.counted = 4;
+  run(setup, [&](Rank& rank) {
+    rank.engine.begin_step({});
+    EXPECT_THAT(refusal_of([&] { rank.engine.set_micro_batch(0); }), HasSubstr("is not reproducible"));
+    rank.engine.abandon_step();
+  });
 }
 
 }  // namespace sluice::engine::wrapped::any_order_reproducible_test

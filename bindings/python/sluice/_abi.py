@@ -249,6 +249,7 @@ _STATUS_FUNCTIONS: dict[str, list[Any]] = {
     "sluice_engine_abandon_step": [c_void_p],
     "sluice_engine_end_gradients": [c_void_p, c_uint32],
     "sluice_engine_end_micro_batch": [c_void_p],
+    "sluice_engine_set_micro_batch": [c_void_p, c_uint32],
     "sluice_engine_counters": [c_void_p, POINTER(Counters)],
     "sluice_engine_step": [c_void_p, POINTER(StepSettings), POINTER(StepResult)],
     "sluice_engine_settle": [c_void_p],

@@ -255,6 +255,11 @@ class Engine:
         units must be released before."""
         self._handle.call("sluice_engine_end_micro_batch")
 
+    def set_micro_batch(self, number: int) -> None:
+        """With Options.reproducible, in place of end_micro_batch(), where micro-batches are computed in each other's midst: what is added from
+        now on is of this one of the rank's, counted from 0; their number ends all of them. A parameter gets its gradients in ascending order."""
+        self._handle.call("sluice_engine_set_micro_batch", number)
+
     def abandon_step(self) -> None:
         """Ends the step without an update, drops its gradients, and releases every unit."""
         with self._lock:

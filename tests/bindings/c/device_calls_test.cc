@@ -131,6 +131,7 @@ TEST_F(DeviceCallsTest, EachIsRefusedOrHarmlessWhileTheCallerCaptures) {
   const Calls never = {
       {"end_gradients", [&] { return sluice_engine_end_gradients(engine, 0); }},
       {"end_micro_batch", [&] { return sluice_engine_end_micro_batch(engine); }},
+      {"set_micro_batch", [&] { return sluice_engine_set_micro_batch(engine, 0); }},
       {"get_state_alone", [&] { return sluice_engine_get_state_alone(engine, 0, write_state, nullptr); }},
       {"state_is_taken", [&] { return sluice_engine_state_is_taken(engine, nullptr); }},
       {"leave", [&] { return sluice_engine_leave(engine, 1, 0, homes); }},

@@ -240,27 +240,37 @@ def _parts(batch, count):
     return [{k: v[i] for k, v in cut.items()} if isinstance(cut, dict) else tuple(t[i] for t in cut) for i in range(count)]
 
 
+def _share_of(name, step, dtype, rank, size, reproducible):
+    """A rank's batch of a step: one of its own, or its share of the one that reproducible runs have at any number of ranks."""
+    if reproducible:
+        return _parts(batch_of(name, step, dtype), size)[rank]
+    return batch_of(name, step + 100 * rank, dtype)
+
+
 def whole(
     name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", load=None, save=None, steps=STEPS, first=0,
-    scheduled=True, meta=False, data=1, **options,
+    scheduled=True, meta=False, data=1, reproducible=False, **options,
 ):  # fmt: skip
-    """The twin: rank 0 wraps the whole model, and adds up the micro-batches' gradients. data: all ranks do, with a batch each."""
+    """The twin: rank 0 wraps the whole model, and adds up the micro-batches' gradients. data: all ranks do, with a batch each.
+    reproducible: the engine takes the mean over the micro-batches."""
     if data not in (1, SIZE) or RANK >= data:
         return None
     model = made(name, dtype, meta)
     model = nn.Sequential(*model) if isinstance(model, list) else model
     settings, given = _options(model, place, update, **options)
-    model, optimizer = sluice.torch.wrap(model, settings, ranks=None if data > 1 else False, **given)
+    counted = {"reproducible": True, "accumulate": micro_batches} if reproducible else {}
+    model, optimizer = sluice.torch.wrap(model, settings, ranks=None if data > 1 else False, **given, **counted)
     scheduler, losses, norms = _scheduler(optimizer, first), [], []
     if load is not None:
         sluice.torch.engine_of(model).load(load)
     for step in range(first, first + steps):
-        total = None
-        for part in _parts(batch_of(name, step + 100 * RANK, dtype), micro_batches):
-            loss = _loss_of(model, name, part) / micro_batches
+        of_step = []
+        for part in _parts(_share_of(name, step, dtype, RANK, data, reproducible), micro_batches):
+            loss = _loss_of(model, name, part) / (1 if reproducible else micro_batches)
             loss.backward()
-            total = loss.detach() if total is None else total + loss.detach()
-        losses.append(total.item())
+            of_step.append(loss.detach())
+        mean = sum(loss.item() for loss in of_step) / micro_batches
+        losses.append((loss.new_tensor(mean) if reproducible else functools.reduce(torch.add, of_step)).item())
         if clip is not None:
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).item())
         optimizer.step()
@@ -284,9 +294,9 @@ def planned(module):
 
 def piped(
     name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", pipeline="1f1b", links=None, load=None, save=None,
-    steps=STEPS, first=0, recompute=False, scheduled=True, meta=False, **options
+    steps=STEPS, first=0, recompute=False, scheduled=True, meta=False, reproducible=False, **options
 ):  # fmt: skip
-    """Trains a stage."""
+    """Trains a stage. micro_batches: of a pipeline; of a reproducible run those that all pipelines have together."""
     model = made(name, dtype, meta)
     layers = nn.Sequential(*model) if isinstance(model, list) else model
     settings, given = _options(layers, place, update, **options)
@@ -294,12 +304,14 @@ def piped(
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
     with no_shared_memory() if links == "gloo" else contextlib.nullcontext():
-        pipe = sluice.torch.Pipeline(model, settings, micro_batches=micro_batches, pipeline=pipeline, **given)
+        if reproducible:
+            micro_batches //= 2 if "data=2" in given.get("mesh", "") else 1
+        pipe = sluice.torch.Pipeline(model, settings, micro_batches=micro_batches, pipeline=pipeline, reproducible=reproducible, **given)
     scheduler, losses, norms = _scheduler(pipe.optimizer, first), [], []
     if load is not None:
         pipe.load(load)
     for step in range(first, first + steps):
-        batch = batch_of(name, step + 100 * pipe.data_rank, dtype)
+        batch = _share_of(name, step, dtype, pipe.data_rank, pipe.data_ranks, reproducible)
         if clip is None:
             losses.append(pipe.train_step(batch, None if isinstance(batch, dict) else loss_fn).item())
         else:
@@ -458,7 +470,7 @@ REFUSED = {
     "tied": lambda: gpt2(tied=True), "shifts": lambda: _Shifts(gpt2(tied=True).config), "beside": _beside,
     "module": lambda: Nested(), "set": lambda: [_Gives({1}), nn.Linear(8, 8)],
     "local": lambda: [_Gives(namedtuple("Local", "x")(None)), nn.Linear(8, 8)], "grows": lambda: [_Grows(), nn.Linear(8, 8)],
-    "wide": lambda: [_Wide(), _Wide()], "held": _held,
+    "wide": lambda: [_Wide(), _Wide()], "held": _held, "normed": lambda: [*_linears(), nn.BatchNorm1d(8)],
     "fails": lambda: [nn.Linear(8, 8), nn.Linear(9, 8)], "linears": _linears,
     "numbers": lambda: [1, 2], "meta": lambda: [_Gives(torch.empty(2, device="meta")), nn.Linear(8, 8)],
 }  # fmt: skip
@@ -538,6 +550,22 @@ def shapes(**options):
         same.append(pipe.evaluate((x, x), loss_fn).item() == pipe.train_step((x, x), loss_fn).item() == expected)
     pipe.close()
     return same
+
+
+def reproducible_again():
+    """The error of a second batch before the step, and whether the steps around it have a loss."""
+    pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2, reproducible=True)
+    x, text = torch.ones(4, 8), None
+    pipe.forward_backward((x, x), loss_fn)
+    try:
+        pipe.forward_backward((x, x), loss_fn)
+    except sluice.StateError as error:
+        text = str(error)
+    pipe.optimizer.step()
+    pipe.optimizer.zero_grad()
+    loss = pipe.train_step((x, x), loss_fn).item()
+    pipe.close()
+    return text, loss
 
 
 def misused(**options):

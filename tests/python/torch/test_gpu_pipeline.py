@@ -149,7 +149,7 @@ NO_GPU = {"device": None, "device_memory": None, "device_facts": None}
     ("linears", {"devices": 1, "device_facts": None}, "InvalidArgumentError: ranks 0, 1 of one host are on one GPU"),
     ("linears", {"batch_on": "meta"}, "InvalidArgumentError: the batch has a tensor on meta; give it on the CPU"),
     ("linears", {"device_memory": "8MiB"}, "BudgetError"),
-    ("linears", {"reproducible": True}, "InvalidArgumentError: reproducible is given to a Pipeline"),
+    ("linears", {"reproducible": True}, "InvalidArgumentError: device memory is given to a reproducible run"),
     ("tied", {}, "InvalidArgumentError: the batch has no input_ids"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_on_all_ranks(pipelines, what, options, words):

@@ -147,6 +147,36 @@ def test_ranks_along_data_have_the_bits_of_as_many_that_wrap_the_model(two, four
     assert [each["shards"] > 0 for each in found] == [name == "broad" and own.get("stage") == 3] * 4
 
 
+OF_SIX = [[data, stage] for data in range(2) for stage in range(3)]
+
+
+@pytest.mark.parametrize("ranks, name, given, own", [
+    (2, "gpt2", {"micro_batches": 4}, {"pipeline": "gpipe", "place": "disk"}),
+    (2, "experts", {"clip": 0.5}, {"mesh": "data=2", "stage": 1}),
+    (2, "tied", {"update": "SGD"}, {"pipeline": "zb-h1"}),
+    (3, "tied", {"clip": 0.5}, {}),
+    (3, "deep_tied", {"micro_batches": 3, "state": "8bit"}, {"chunks": 2, "place": "disk"}),
+    (3, "llama", {"dtype": "bfloat16", "master": "none"}, {"pipeline": "zb-h1"}),
+    (4, "experts", {"clip": 0.5}, {"mesh": "data=2,pipeline=2", "pipeline": "zb-h1", "stage": 0}),
+    (4, "tied", {"clip": 0.5}, {"mesh": "pipeline=2,data=2", "chunks": 2, "stage": 3}),
+    (4, "nested", {"dtype": "bfloat16", "update": "Adafactor"}, {"mesh": "data=2,pipeline=2", "pipeline": "gpipe", "stage": 2}),
+    pytest.param(6, "tied", {"clip": 0.5, "update": "Muon"}, {"mesh": "data=2,pipeline=3", "pipeline": "zb-h1"}, marks=LONG),
+    pytest.param(6, "deep_gpt2", {"state": "8bit"}, {"mesh": "data=2,pipeline=3", "chunks": 2, "place": "disk"}, marks=LONG),
+])  # fmt: skip
+def test_reproducible_pipelines_have_the_bits_of_one_rank_on_any_mesh(pipelines, two, ranks, name, given, own):
+    """The pipelines share out the micro-batches of one batch."""
+    given = {"name": name, "micro_batches": 6, "reproducible": True} | given
+    expected = two.call("whole", **given)[0]
+    places = {"data=2": [[0, 0], [1, 0]], "data=2,pipeline=3": OF_SIX, **MESHES}.get(own.get("mesh"))
+    assert merged(pipelines[ranks].call("piped", **own, **given), places) == expected
+    assert two.call("whole", **given | {"reproducible": False})[0]["values"] != expected["values"]
+
+
+def test_a_reproducible_step_has_one_batch(two):
+    for text, loss in two.call("reproducible_again"):
+        assert "gradients of a step are there already" in text and loss > 0
+
+
 def test_data_alone_is_a_mesh(two):
     given = {"name": "broad", "micro_batches": 2, "clip": 0.5}
     found = two.call("piped", mesh="data=2", stage=3, **given)
@@ -353,7 +383,7 @@ def test_values_come_from_files_to_each_stage(two, tmp_path, chunks):
     ("four", {"chunks": 2, "units": {"both": ["0", "2"]}}, ["the unit 'both' has parameters of several chunks"]),
     ("linears", {"mesh": "data=2,pipeline=2"}, ["the mesh 'data=2,pipeline=2' is of 4 ranks, and there are 2"]),
     ("linears", {"mesh": "data=2,tensor=1"}, ["has an axis 'tensor'", "may have data and pipeline"]),
-    ("linears", {"reproducible": True}, ["reproducible is given to a Pipeline"]),
+    ("normed", {"reproducible": True}, ["'2' (BatchNorm1d) keeps running statistics", "reproducible=True is given"]),
     ("linears", {"device": ["cuda:0", "cuda:1"]}, ["a list is given as devices", "torchrun --nproc-per-node 2"]),
     ("linears", {"devices": ["cuda:0", "cuda:1"], "device_memory": "1GiB"}, ["this one is one of 2 ranks: leave devices out"]),
     ("linears", {"update_in_backward": True}, ["update_in_backward is given to a Pipeline"]),

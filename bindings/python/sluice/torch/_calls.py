@@ -21,7 +21,7 @@ from ._demand import Demand
 from ._estimate import tensors_in
 from ._guards import override
 from ._homes import Home, View, has_memory, storage_of, written_by
-from ._modes import Mode, is_by_compiler, outside_of_graphs
+from ._modes import Mode, is_compiled, outside_of_graphs
 from ._presence import Presence
 from ._units import calls_none, owners_around
 
@@ -98,8 +98,7 @@ class Calls:
             if places := self._places_in(users, self._presence.by_id):
                 made[module] = Owner(name, _units_of(places), places)
         for module, places in inside.items():
-            is_compiled = is_by_compiler(module) or module._compiled_call_impl is not None
-            if is_compiled and places and len(_units_of(places)) <= self._presence.limit:
+            if is_compiled(module) and places and len(_units_of(places)) <= self._presence.limit:
                 for inner in module.modules():
                     made.pop(inner, None)
                 made[module] = Owner(names[module], _units_of(places), places)

@@ -60,6 +60,7 @@ class ModelEngine(Engine):
     step = _refused("step", "call step() of the optimizer that sluice.torch.wrap() gave")
     abandon_step = _refused("abandon_step", "optimizer.zero_grad() drops what the step has")
     end_micro_batch = _refused("end_micro_batch", "each backward() of a model that was wrapped with accumulate= ends one")
+    set_micro_batch = _refused("set_micro_batch", "a Pipeline that is made with reproducible=True does so")
     end_gradients = _refused("end_gradients", "backward() of a model that was wrapped with accumulate= says so")
     acquire = _refused("acquire", "a unit is there when its module is called, and whenever a parameter is touched")
     add_gradient = _refused("add_gradient", "add to p.grad of the model's parameter")

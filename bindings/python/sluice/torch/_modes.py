@@ -71,3 +71,8 @@ outside_of_graphs = functools.partial(torch.compiler.disable, reason=_BREAKS)
 def is_by_compiler(module: torch.nn.Module) -> bool:
     """Whether torch.compile() made the module of another one."""
     return isinstance(module, torch._dynamo.OptimizedModule)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether torch.compile() made the module of another one, or the module's own compile() was called."""
+    return is_by_compiler(module) or module._compiled_call_impl is not None

@@ -46,7 +46,6 @@ _ORDERS = ("1f1b", "gpipe", "zb-h1")
 _MOST_CHUNKS = 1024
 _OF_ALL_BLOCKS = ("output_hidden_states", "output_attentions", "output_router_logits")  # what transformers' models are asked for
 _REFUSED = {
-    "reproducible": "a pipeline has the bits of one rank without it, and along data those of as many ranks that wrap() the model",
     "accumulate": "micro_batches says how many there are",
     "update_in_backward": "gradients are added up over the micro-batches",
     "sum_gradients": "each rank adds up those of its stage over the micro-batches before they are summed along data",
@@ -94,8 +93,9 @@ class Stage:
                     _check_outputs(model, {})
                 blocks = blocks_of(model)
                 cut = None if along is None else self._cut_model(model, blocks, along, pipeline, micro_batches, chunks, stages)
-                prepared = prepare(model, optimizer, memory=memory, together=self._of_stage, cut=cut, **options)
-                return blocks, cut, prepared, {} if weights is None else stored_of(model, weights)
+                counted = {"accumulate": micro_batches * self.data_ranks} if options.get("reproducible") else {}
+                prepared = prepare(model, optimizer, memory=memory, together=self._of_stage, cut=cut, **{**options, **counted})
+                return blocks, cut, prepared._replace(counts_passes=False), {} if weights is None else stored_of(model, weights)
 
             with ready.phase("planning"):
                 blocks, self._cut_of, prepared, stored = others.agreed(planned)
@@ -105,6 +105,7 @@ class Stage:
             self._of_transformers = blocks.of_transformers
             self._parameters = [(name, p.dtype) for name, p in model.named_parameters()]
             self._owners = _owners(model, self._cut_of)
+            self._is_reproducible = prepared.options.reproducible
             self._device = CPU if prepared.gpu is None else prepared.gpu.device
             buffers = list(saved_buffers(model))
             self.module, self.optimizer = self._moved_in(model, prepared, stored, ready)
@@ -158,8 +159,10 @@ class Stage:
             module, optimizer = move_in(model, prepared, stored, self._of_stage, ready, self._agree)
         if cut is not None:
             cut.forget_others()
-            if isinstance(cut.lookups, Table) and prepared.gpu is not None:
-                cut.lookups.calls = calls_with(module, cut.lookups.weight)
+            if isinstance(cut.lookups, Table):
+                cut.lookups.adds_once = prepared.options.reproducible
+                if prepared.gpu is not None:
+                    cut.lookups.calls = calls_with(module, cut.lookups.weight)
         self._in_flight = session_of(module).demand.in_flight
         self._in_flight.calls = calls_in_flight(self._actions, self._chunks)
         if self.stages > 1 and any(what == "weights" for what, _, _ in self._actions):
@@ -271,7 +274,7 @@ class Stage:
                 step.drain()
                 raise
             self._kinds[known] = step.kinds()
-            return self._shared(step.loss)
+            return self._shared(step.losses)
 
     def _cut(self, batch: Any, loss_fn: Any, trains: bool) -> tuple[list[tuple[Any, Any]], str]:
         """The micro-batches, as inputs and targets, and the shapes of the batch."""
@@ -281,6 +284,11 @@ class Stage:
         if not fits:
             needed = "a dict, as a model of transformers is called with," if self._of_transformers else "a pair of inputs and targets"
             raise InvalidArgumentError(f"the batch is a {type(batch).__name__}; {needed} is needed")
+        if trains and self._is_reproducible and any(p.grad is not None for p in self.module.parameters()):
+            raise StateError(
+                "gradients of a step are there already, and those that are reproducible are added up over the micro-batches of one batch: call "
+                "optimizer.step() or optimizer.zero_grad() before, or give all micro-batches at once"
+            )
         batch = (dict(batch), None) if self._of_transformers else batch
         if self._of_transformers and self.stages > 1:
             _check_outputs(self.module, batch[0])
@@ -361,11 +369,15 @@ class Stage:
                 f"the Pipeline was closed, and its {type(self.module).__name__} is a plain module; make another Pipeline of the whole model"
             )
 
-    def _shared(self, loss: Optional[torch.Tensor]) -> torch.Tensor:
+    def _shared(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
         """The mean of the last stages' losses, on all ranks."""
-        own = b"" if loss is None else json.dumps([str(loss.dtype).removeprefix("torch."), loss.item()]).encode()
-        told = [json.loads(each) for each in self._told("the loss of a step", own) if each]
-        return torch.tensor(sum(value for _, value in told) / len(told), dtype=getattr(torch, told[0][0]), device="cpu")
+        if losses and not self._is_reproducible:
+            losses = [functools.reduce(torch.add, losses)]
+        values = [loss.item() for loss in losses]
+        own = str(losses[0].dtype).removeprefix("torch.").encode() + b" " + struct.pack(f"{len(values)}d", *values) if losses else b""
+        told = [each.split(b" ", 1) for each in self._told("the loss of a step", own) if each]
+        every = [value for _, of_pipeline in told for (value,) in struct.iter_unpack("d", of_pipeline)]
+        return torch.tensor(sum(every) / len(every), dtype=getattr(torch, told[0][0].decode()), device="cpu")
 
     def _norms(self, own: Mapping[str, float]) -> dict[str, float]:
         """All stages' norms, of gradients that there are."""
@@ -410,7 +422,10 @@ class _Step:
     ) -> None:
         """kinds: of the values that pass each border, where they are known."""
         self._pipe, self._parts, self._loss_fn = pipe, parts, loss_fn
-        self._add_event = session_of(pipe.module).engine.add_event
+        session = session_of(pipe.module)
+        self._add_event, self._set_micro_batch = session.engine.add_event, session.set_micro_batch
+        # Of reproducible gradients the engine takes the mean, over the micro-batches of all pipelines.
+        self._divisor = 1 if pipe._is_reproducible else pipe.micro_batches
         self._borders: list[Border] = []
         stage, stages, last = pipe.stage, pipe.stages, pipe.stages * pipe._chunks - 1
         # By chunk: the border before it and after it.
@@ -422,11 +437,11 @@ class _Step:
             ids = [pipe._here(inputs[IDS]) for inputs, _ in parts]
             assert pipe._cut_of is not None, "there are other stages"
             border = self._border(stages - 1 - stage, " (of a shared table)", kinds, pipe._cut_of.lags.looked_up)
-            pipe._in_flight.bytes = self._lookups.begin(border, ids)
+            pipe._in_flight.bytes = self._lookups.begin(border, ids, self._set_micro_batch)
         self._outputs: dict[tuple[int, int], Any] = {}  # by item and chunk
         self._came: dict[tuple[int, int], dict[int, torch.Tensor]] = {}  # gradients of what was received, by item and chunk, and tensor
         self._left: dict[int, Left] = {}  # for gradients of weights, by item
-        self.loss: Optional[torch.Tensor] = None
+        self.losses: list[torch.Tensor] = []  # of the micro-batches, where this is the last stage
 
     def _border(self, other: int, place: str, kinds: Sequence[Optional[list[Kind]]], sent: Optional[int] = None) -> Border:
         """sent: of which messages in one direction may be under way, where it is not as between stages that follow each other."""
@@ -474,8 +489,8 @@ class _Step:
         loss = output.loss if self._loss_fn is None else self._loss_fn(output, self._pipe._here(targets))
         if not isinstance(loss, torch.Tensor) or loss.dim():
             raise InvalidArgumentError(f"loss_fn returned {loss!r:.80}; a tensor without dimensions is needed")
-        loss = loss / self._pipe.micro_batches
-        self.loss = loss.detach().clone() if self.loss is None else self.loss + loss.detach()
+        loss = loss / self._divisor
+        self.losses.append(loss.detach().clone())
         return loss
 
     def send_output(self, item: int, chunk: int) -> None:
@@ -494,6 +509,7 @@ class _Step:
         after = self._after[chunk]
         gradients = [] if after is None else after.gradients(item)
         begin, halves = time.monotonic_ns(), self._pipe._in_flight.halves
+        self._set_micro_batch(item)
         with contextlib.nullcontext() if halves is None else halves.leaving() as left:
             if after is None:
                 output.backward()
@@ -511,6 +527,7 @@ class _Step:
         if (left := self._left.pop(item, None)) is None:
             return  # a pipeline of one stage has computed these gradients in its backward pass
         begin = time.monotonic_ns()
+        self._set_micro_batch(item)
         left.finish()
         self._passed("gradients of weights", item, chunk, begin)
 
@@ -538,6 +555,8 @@ class _Step:
         self._lookups.end()
         for border in self._borders:
             border.end()
+        if torch.is_grad_enabled():
+            self._set_micro_batch(self._pipe.micro_batches)
 
     def drain(self) -> None:
         for border in self._borders:

@@ -46,6 +46,7 @@ class Prepared(NamedTuple):
     stated: bool  # whether the user stated the reserve
     clip_value: Optional[float]
     gpu: Optional[Gpu]  # where parameters are; None: in the memory of the CPU
+    counts_passes: bool = True  # whether a backward pass is a micro-batch, where these are counted; else set_micro_batch() tells of them
 
     def of_pytorch(self, plan: Mapping[str, Any]) -> int:
         """The bytes that PyTorch may take where it computes, by this plan."""

@@ -49,7 +49,8 @@ class Session:
         self._hooks: list[Any] = []
         self._together = together
         several = together.ranks is not None
-        self._counts = options.reproducible or (several and options.micro_batches > 0)  # whether micro-batches end
+        # Whether the ends of backward passes end micro-batches.
+        self._counts = prepared.counts_passes and (options.reproducible or (several and options.micro_batches > 0))
         owners = {} if prepared.gpu is None else owners_of(model, prepared.groups)  # parameters on the meta device will be others
         with ready.phase("engine"):
             self.engine = _engine_for(model, prepared)
@@ -201,6 +202,14 @@ class Session:
                     self.presence.release_all()  # which makes gradients final
                 self.engine.own.end_micro_batch()
         self.complete()
+
+    def set_micro_batch(self, number: int) -> None:
+        """Says of which micro-batch of a reproducible step gradients are from now on, where passes are not counted. As many as there are: all
+        have ended."""
+        if self.engine.options.reproducible and self.presence.trainable:
+            with self.presence.users, self.presence.lock:
+                self.presence.begin_step()  # which a stage that has trained nothing lacks
+                self.engine.own.set_micro_batch(number)
 
     def complete(self) -> None:
         """Gives each trained parameter a gradient that has none."""

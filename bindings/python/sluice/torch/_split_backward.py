@@ -14,7 +14,7 @@ import torch
 
 from ..errors import StateError
 from ._guards import override
-from ._modes import outside_of_graphs
+from ._modes import is_compiled, outside_of_graphs
 
 
 class _Call(NamedTuple):
@@ -65,14 +65,16 @@ class _Weights(torch.autograd.Function):
 
 class Halves:
     """Lets the linear layers of a model leave the gradients of their weights for later. Layers that share a weight, that have a forward() of
-    their own, or whose inputs have no gradients, leave none. Thread rule: one thread at a time."""
+    their own, or whose inputs have no gradients, leave none. Nor do those of compiled modules, which are whole graphs. Thread rule: one
+    thread at a time."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._left: Optional[Left] = None
         self._calls = False
         users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+        in_graphs = {inner for outer in model.modules() if is_compiled(outer) for inner in outer.modules()}
         for module in model.modules():
-            if _is_linear(module) and all(users[id(p)] == 1 for p in module.parameters(recurse=False)):
+            if module not in in_graphs and _is_linear(module) and all(users[id(p)] == 1 for p in module.parameters(recurse=False)):
                 override(module, "forward", outside_of_graphs(_forward_of(self, module)))
 
     @contextlib.contextmanager

@@ -352,7 +352,7 @@ class _Use(torch.autograd.Function):
     """A use of the table, whose gradient goes through a function."""
 
     @staticmethod
-    def forward(ctx: Any, table: torch.Tensor, through: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def forward(ctx: Any, table: torch.Tensor, through: Callable[[torch.Tensor], Optional[torch.Tensor]]) -> torch.Tensor:
         ctx.through = through
         return table.view_as(table)
 
@@ -370,10 +370,12 @@ class Lookups:
     ids: Sequence[torch.Tensor]  # the tokens of each micro-batch
     item = 0  # the micro-batch that is computed
     chunk = 0  # of the stage: that in which they are used
+    _of_item: Callable[[int], None]
 
-    def begin(self, border: Border, ids: Sequence[torch.Tensor]) -> int:
-        """Begins a step. Returns the most bytes that it holds beside what its calls take."""
-        self.border, self.ids, self.item = border, ids, 0
+    def begin(self, border: Border, ids: Sequence[torch.Tensor], of_item: Callable[[int], None]) -> int:
+        """Begins a step. Returns the most bytes that it holds beside what its calls take. of_item: comes with the number of a micro-batch
+        before gradients of it."""
+        self.border, self.ids, self.item, self._of_item = border, ids, 0, of_item
         return 0
 
     def begin_messages(self) -> None:
@@ -413,6 +415,7 @@ class Table(Lookups):
         self._lags, self.chunk = lags, chunk
         self._changed = [module]  # modules whose forward() is replaced
         self.calls: Callable[..., Any] = lambda run, *args: run(*args)  # on a GPU calls_with(); touches bring the table in
+        self.adds_once = False  # whether a micro-batch's gradient is given to the engine as a whole
         self._in_head: Optional[torch.Tensor] = None  # as heads use it in this micro-batch
         self._look = self._with(module, "weight", lambda p: _Use.apply(p, self._both))
         module.forward = lambda *args, **kwargs: fill(next(iter((*args, *kwargs.values()))))
@@ -453,7 +456,10 @@ class Table(Lookups):
             self._in_head = _Use.apply(table, functools.partial(self._hold_back, self.item))
         return self._in_head
 
-    def _hold_back(self, item: int, gradient: torch.Tensor) -> torch.Tensor:
+    def _hold_back(self, item: int, gradient: torch.Tensor) -> Optional[torch.Tensor]:
+        if self.adds_once:
+            self._waiting[item] = gradient
+            return None
         self._waiting[item] = gradient.index_select(0, self._rows)
         return gradient.index_fill(0, self._rows, 0)
 
@@ -462,10 +468,12 @@ class Table(Lookups):
         if self._added not in self._waiting:
             return gradient
         of_head = self._waiting.pop(self._added)
+        if self.adds_once:
+            return of_head + gradient
         return gradient.index_copy(0, self._rows, of_head + gradient.index_select(0, self._rows))
 
-    def begin(self, border: Border, ids: Sequence[torch.Tensor]) -> int:
-        super().begin(border, ids)
+    def begin(self, border: Border, ids: Sequence[torch.Tensor], of_item: Callable[[int], None]) -> int:
+        super().begin(border, ids, of_item)
         self._rows = torch.unique(torch.cat([each.reshape(-1) for each in ids]))  # those that the step looks up
         self._waiting: dict[int, torch.Tensor] = {}  # by micro-batch: the head's part of these rows
         self._found: dict[int, torch.Tensor] = {}  # by micro-batch: what was looked up
@@ -474,7 +482,8 @@ class Table(Lookups):
         row = table.shape[1] * table.element_size()
         trains = torch.is_grad_enabled() and table.requires_grad
         found = min(self._lags.ahead + waiting, len(ids)) * ids[0].numel()
-        return found * row + (waiting * len(self._rows) * row + table.nbytes if trains else 0)  # and a copy of a gradient
+        rows = table.shape[0] if self.adds_once else len(self._rows)
+        return found * row + (waiting * rows * row + table.nbytes if trains else 0)  # and a copy of a gradient
 
     def begin_messages(self) -> None:
         for item in range(min(self._lags.ahead, len(self.ids))):
@@ -502,6 +511,7 @@ class Table(Lookups):
         while self._added <= last:
             ((gradient,), found) = self.border.gradients(self._added) or [None], self._found.pop(self._added)
             if found.requires_grad:
+                self._of_item(self._added)
                 found.backward(torch.zeros_like(found) if gradient is None else gradient)
             self._added += 1
 
@@ -525,9 +535,9 @@ class Fetching(Lookups):
         self._came: dict[int, dict[int, torch.Tensor]] = {}
         self.item, self.ids = 0, ()
 
-    def begin(self, border: Border, ids: Sequence[torch.Tensor]) -> int:
+    def begin(self, border: Border, ids: Sequence[torch.Tensor], of_item: Callable[[int], None]) -> int:
         self._came.clear()
-        return super().begin(border, ids)  # a call takes what it fetches
+        return super().begin(border, ids, of_item)  # a call takes what it fetches
 
     def begin_messages(self) -> None:
         for item in range(min(2, len(self.ids))):
