@@ -144,8 +144,8 @@ def test_modules_of_sluice_torch_import_each_other_one_way_and_at_the_top():
 # Names of PyTorch that begin with _, which may change with each of its versions, and for which it has no others.
 PRIVATE = set(
     "_C _amp_foreach_non_finite_check_and_unscale_ _autograd _backward_hooks _call_impl _compiled_call_impl _composable "
-    "_current_graph_task_id _dynamo _engine_run_backward _flat_weights _foreach_ _foreach_supported_types _foreach_utils _functorch "
-    "_grouped_mm _make_wrapper_subclass _modules _non_persistent_buffers_set _post_accumulate_grad_hooks _python_dispatch _schema "
+    "_current_graph_task_id _dynamo _engine_run_backward _execution_engine _flat_weights _foreach_ _foreach_supported_types _foreach_utils "
+    "_functorch _grouped_mm _make_wrapper_subclass _modules _non_persistent_buffers_set _post_accumulate_grad_hooks _python_dispatch _schema "
     "_subclasses _to_copy _top_saved_tensors_default_hooks _version".split()
 )
 OTHERS = {  # of transformers, of namedtuples, and attributes that the package gives to modules and parameters
