@@ -147,7 +147,7 @@ def test_modules_of_sluice_torch_import_each_other_one_way_and_at_the_top():
 PRIVATE = set(
     "_C _amp_foreach_non_finite_check_and_unscale_ _apply _autograd _backward_hooks _call_impl _compiled_call_impl _composable "
     "_current_graph_task_id _dynamo _engine_run_backward _execution_engine _flat_weights _foreach_ _foreach_norm _foreach_supported_types "
-    "_foreach_utils _functorch _grouped_mm _higher_order_ops _hooks _make_wrapper_subclass _modules _non_persistent_buffers_set "
+    "_foreach_utils _functorch _grouped_mm _higher_order_ops _hooks _load_from_state_dict _make_wrapper_subclass _modules _non_persistent_buffers_set "
     "_post_accumulate_grad_hooks _python_dispatch _schema _set_static_graph _step_supports_amp_scaling _subclasses _to_copy "
     "_top_saved_tensors_default_hooks _version".split()
 )

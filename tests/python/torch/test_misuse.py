@@ -56,6 +56,30 @@ def test_what_is_refused_leaves_the_model_as_it_was(wrapped):
     assert same_values(values_of(model), before) and still_trains(model, optimizer)
 
 
+class LoadsItself(torch.nn.Linear):
+    """A layer that asks nothing of its class when it is loaded, as layers of quantised values do."""
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, *others):
+        for name, p in list(self.named_parameters()):
+            if metadata.get("assign_to_params_buffers"):
+                setattr(self, name, torch.nn.Parameter(state_dict[prefix + name]))
+            else:
+                p.detach().copy_(state_dict[prefix + name])
+
+
+def test_assigned_values_are_refused_where_a_layer_loads_itself():
+    models = [torch.nn.Sequential(LoadsItself(4, 4), torch.nn.Linear(4, 4)) for _ in range(2)]
+    given, was = models[1].state_dict(), values_of(models[0])
+    model, _ = wrap(models[0], "disk")
+    for whole in (model, torch.nn.Sequential(model)):
+        with pytest.raises(sluice.StateError, match=r"assign=True\) .*leave assign out"):
+            whole.load_state_dict(torch.nn.Sequential(models[1]).state_dict() if whole is not model else given, assign=True)
+    assert same_values(values_of(model), was)
+    model.load_state_dict(given)
+    assert same_values(values_of(model), values_of(models[1]))
+    sluice.torch.close(model)
+
+
 def test_further_parameters_are_refused(wrapped):
     with pytest.raises(sluice.InvalidArgumentError, match="no further parameters.*wrap the model again"):
         wrapped[1].add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})

@@ -18,7 +18,6 @@ from torch.distributed._composable.contract import REGISTRY_KEY
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from .._handle import call
 from ..errors import InvalidArgumentError, StateError
@@ -43,9 +42,8 @@ def restore(model: torch.nn.Module) -> None:
             own.update((name, value) for value in was)
 
 
-def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device) -> list[RemovableHandle]:
-    """Guards a model and its modules. dtypes, device: of its parameters. Returns what removes the hooks that restore() does not."""
-    hooks: list[RemovableHandle] = []
+def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device) -> None:
+    """Guards a model and its modules. dtypes, device: of its parameters."""
     for module in model.modules():
         if REGISTRY_KEY not in module.__dict__:
             override(module, REGISTRY_KEY, _Registry())
@@ -53,11 +51,10 @@ def guard(model: torch.nn.Module, dtypes: Set[torch.dtype], device: torch.device
             if callable(getattr(type(module), name, None)):
                 override(module, name, functools.partial(_refuse_to_resize, name))
         if next(module.parameters(), None) is not None:
-            hooks.append(module.register_load_state_dict_pre_hook(_refuse_to_assign))
+            override(module, "_load_from_state_dict", functools.partial(_load, module._load_from_state_dict))
             override(module, "_apply", functools.partial(_apply, module, dtypes, device))
             override(module, "__deepcopy__", functools.partial(refuse_copy, "copied (copy.deepcopy) in whole or in part"))
             override(module, "__reduce_ex__", functools.partial(refuse_copy, "copied or pickled in whole or in part"))
-    return hooks
 
 
 def keep_touches_served() -> None:
@@ -108,13 +105,14 @@ def _apply(
     return module
 
 
-def _refuse_to_assign(module: torch.nn.Module, state_dict: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any], *_: Any) -> None:
-    """Comes before load_state_dict() loads a module."""
-    if metadata.get("assign_to_params_buffers"):
+def _load(given: Callable[..., None], state_dict: Mapping[str, Any], prefix: str, metadata: dict[str, Any], *others: Any) -> None:
+    """Replaces what load_state_dict() calls for each module; its own hook would not come where a class loads itself."""
+    if metadata.pop("assign_to_params_buffers", False):  # a state_dict() keeps it, and would be refused again without assign
         raise StateError(
             "load_state_dict(assign=True) is called on a wrapped model, whose parameters would then be other tensors, outside of the engine; "
             "leave assign out, so that values are copied, or load before sluice.torch.wrap()"
         )
+    given(state_dict, prefix, metadata, *others)
 
 
 def _refuse_to_resize(name: str, *_: Any, **__: Any) -> NoReturn:

@@ -77,7 +77,7 @@ class Session:
             self.demand = Demand(self.presence, stated, prepared.estimated is not None, self._of_pytorch)
             self._calls = Calls(self.presence, self.demand)
             self._install(model, owners)
-            self._hooks += guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device)
+            guard(model, {home.memory.dtype for home in homes}, homes[0].memory.device)
             if prepared.gpu is None:
                 keep_touches_served()
             if together.ranks is not None and not hasattr(model, "no_sync"):
