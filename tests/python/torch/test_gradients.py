@@ -97,6 +97,22 @@ def clip_by_value(model, note):
     torch.nn.utils.clip_grad_value_(model.parameters(), 1e-3)
 
 
+def in_lists(model, note):
+    gradients = [p.grad for p in model.parameters()]
+    mine = [gradient.clone() for gradient in gradients]
+    torch._foreach_mul_(mine, gradients)
+    torch._foreach_add_(mine, gradients)
+    torch._foreach_mul_(mine, [float(i + 1) for i in range(len(mine))])
+    torch._foreach_clamp_max_(mine, [1e-3 * i for i in range(len(mine))])
+    torch._foreach_clamp_min_(mine, [gradient / 2 for gradient in gradients])
+    torch._foreach_div_(mine, torch.tensor(3.0))
+    torch._foreach_mul_(gradients, torch.tensor(0.5))
+    torch._foreach_div_([mine[0], *gradients], 4.0)
+    torch._foreach_clamp_max_(gradients, 1e-4)
+    for each in (*mine, *torch._foreach_mul(gradients, mine)):
+        note(each)
+
+
 def clip_with_gradients_of_the_users_own(model, note):
     model.first.weight.grad = torch.full((24, 24), 0.25)
     clip(2.0)(model, note)
@@ -104,7 +120,7 @@ def clip_with_gradients_of_the_users_own(model, note):
 
 @pytest.mark.parametrize(
     "edit",
-    [read, write, with_parameters, take_away, give, by_data, norms, clip_by_value, clip_with_gradients_of_the_users_own,
+    [read, write, with_parameters, take_away, give, by_data, norms, clip_by_value, in_lists, clip_with_gradients_of_the_users_own,
      clip(2.0), clip(1.0), clip(float("inf")), clip(2.0, foreach=False), clip(2.0, foreach=True)],
 )  # fmt: skip
 def test_gradients_between_backward_and_step(edit):
@@ -138,8 +154,12 @@ def test_other_writes_are_refused():
     for write in (gradient.sign_, lambda: gradient.masked_fill_(gradient > 0, 0.0), gradient.t_):
         with pytest.raises(sluice.StateError, match=r"gradient of 'first.weight' is written by aten.*copy_\(\) that"):
             write()
-    with pytest.raises(sluice.StateError, match=r"_foreach_mul_\(\) .* one number for all of them; call mul_\(\) of each"):
-        torch._foreach_mul_([gradient, model.last.weight.grad], [2.0, 3.0])
+    for write, others in [
+        (torch._foreach_mul_, [2.0, 3.0]), (torch._foreach_mul_, [gradient, gradient]), (torch._foreach_mul_, [torch.ones(24)] * 2),
+        (torch._foreach_div_, [0.5, 0.5]), (torch._foreach_clamp_min_, [0.0, 1.0]), (torch._foreach_clamp_max_, [gradient, gradient]),
+    ]:  # fmt: skip
+        with pytest.raises(sluice.StateError, match=r"_foreach_(\w+_)\(\) writes .* takes one number.*; call p.grad.\1\(\) of each"):
+            write([torch.ones(24, 24), gradient], others)
     row = gradient[0]
     gradient.mul_(2.0)
     row.zero_()

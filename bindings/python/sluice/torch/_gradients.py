@@ -525,18 +525,24 @@ def _foreach_norm(values: Any, ord: Any = 2, dtype: Any = None) -> Any:
     return list(torch.tensor(alone, dtype=kind, device=device).unbind())
 
 
-def _foreach(func: Any, values: Any, other: Any) -> None:
+def _foreach(func: Any, values: Any, other: Any) -> Any:
     """Multiplies, divides or clamps many gradients: all at once where they are multiplied by one number, else one after another, since
     copies of all may not fit."""
+    if not any(isinstance(value, Gradient) for value in values):
+        return NotImplemented  # gradients are read alone
     name, number = name_of(func).removeprefix("_foreach_"), _scalar(other)
     if number and name in ("mul_", "div_") and all(type(value) is Gradient for value in values):
         return _multiply_all(values, number if name == "mul_" else 1.0 / number)
     if number is None:
-        raise StateError(f"{name_of(func)}() of wrapped models' gradients takes one number for all of them; call {name}() of each")
+        raise StateError(
+            f"{name_of(func)}() writes gradients of wrapped models, for which it takes one number, and is given several, or a tensor of "
+            f"several elements; call p.grad.{name}() of each parameter"
+        )
     of_one = getattr(_aten, name)
     of_number = of_one.Scalar if "Scalar" in of_one.overloads() else of_one.default
     for value in values:
         _run(of_number, (value, number), {})
+    return None
 
 
 def _unscale(values: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
