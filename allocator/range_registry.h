@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string_view>
 
-// A registry of the allocator's address ranges. Signal handlers and forked children read it: it is a
-// lock-free table, whose blocks are never freed.
+// A registry of the allocator's address ranges. Signal handlers and forked children read it: it is a table
+// that is read without locks, whose blocks are never freed. Threads change it one after another.
 namespace sluice::allocator {
 
 enum class RangeKind : std::uint8_t { kHome, kBuffer, kFormerHome };
@@ -22,7 +22,7 @@ class TouchService {
 };
 
 struct RegisteredRange {
-  std::atomic<std::uintptr_t> begin{0};  // kFree, kWriting, or the first address
+  std::atomic<std::uintptr_t> begin{0};  // kFree, or the first address
   std::atomic<std::uintptr_t> end{0};
   std::atomic<std::size_t> used{0};  // bytes from begin that the owner asked for; the rest is reserve
   std::atomic<pid_t> owner{0};
@@ -31,7 +31,6 @@ struct RegisteredRange {
   char name[96] = {};
 
   static constexpr std::uintptr_t kFree = 0;
-  static constexpr std::uintptr_t kWriting = 1;
 };
 
 // Truncates longer names. The first call installs a fork handler, by which a child maps all ranges PROT_NONE,
@@ -41,6 +40,8 @@ void register_range(const void* begin, std::size_t bytes, std::size_t used, Rang
 void unregister_range(const void* begin);
 // Marks the range of a home that was destroyed: its faults are no longer served, and the report says so.
 void retire_range(const void* begin);
+// Returns null where no range begins there.
+RegisteredRange* range_that_begins_at(const void* begin);
 // Returns null where no range contains the address. Safe in a signal handler.
 RegisteredRange* find_range(std::uintptr_t address);
 

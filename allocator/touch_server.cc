@@ -119,7 +119,7 @@ TouchServer::TouchServer(BringIn bring_in) : state_(std::make_unique<State>(std:
 
 TouchServer::~TouchServer() {
   for (const std::byte* home : state_->homes)
-    if (RegisteredRange* range = find_range(reinterpret_cast<std::uintptr_t>(home)); range != nullptr) {
+    if (RegisteredRange* range = range_that_begins_at(home); range != nullptr) {
       TouchService* mine = state_.get();
       range->service.compare_exchange_strong(mine, nullptr);
     }
@@ -128,7 +128,7 @@ TouchServer::~TouchServer() {
 }
 
 void TouchServer::serve(const Home& home) {
-  RegisteredRange* range = find_range(reinterpret_cast<std::uintptr_t>(home.data()));
+  RegisteredRange* range = range_that_begins_at(home.data());
   ensure(range != nullptr, "the home '{}' is not registered", home.name());
   range->service = state_.get();
   state_->homes.push_back(home.data());

@@ -1,5 +1,7 @@
 #include "allocator/range_registry.h"
 
+#include <set>
+
 #include "tests/allocator/support.h"
 
 namespace sluice::allocator::range_registry_test {
@@ -25,6 +27,33 @@ TEST(RangeRegistryTest, ARangeIsFoundFromItsFirstAddressToItsLast) {
   EXPECT_EQ(find_range(kBase + kHugePage), nullptr);
   remove(kBase);
   EXPECT_EQ(find_range(kBase), nullptr);
+}
+
+TEST(RangeRegistryTest, ThousandsComeAndGoInAnyOrder) {
+  constexpr std::uintptr_t kRanges = 3000;
+  const auto begin_of = [](std::uintptr_t i) { return kBase + i * kHugePage; };
+  std::set<std::uintptr_t> there;
+  std::set<const RegisteredRange*> entries;
+  const auto expect_these = [&] {
+    for (std::uintptr_t i = 0; i < 2 * kRanges; ++i) {
+      const RegisteredRange* range = find_range(begin_of(i) + 1);
+      ASSERT_EQ(range != nullptr && range->begin.load() == begin_of(i), there.contains(i)) << i;
+      ASSERT_EQ(range_that_begins_at(reinterpret_cast<const void*>(begin_of(i))), range) << i;
+      if (range != nullptr) entries.insert(range);
+    }
+  };
+  const auto add = [&](std::uintptr_t i) { put(begin_of(i), kHugePage), there.insert(i); };
+  const auto end = [&](std::uintptr_t i) { remove(begin_of(i)), there.erase(i); };
+
+  for (std::uintptr_t i = 0; i < kRanges; ++i) add(i * 7 % kRanges);
+  expect_these();
+  for (std::uintptr_t i = 0; i < kRanges; i += 2) end(i * 11 % kRanges);
+  expect_these();
+  for (std::uintptr_t i = 0; i < kRanges / 2; ++i) add(kRanges + i);
+  expect_these();
+  EXPECT_EQ(entries.size(), kRanges) << "a range does not take the place of one that ended";
+  while (!there.empty()) end(*there.rbegin());
+  expect_these();
 }
 
 // A thread must find its own addresses, although ranges above them come and go meanwhile.
