@@ -133,6 +133,21 @@ def experts():
     return [Experts(), nn.Linear(16, 16), Experts(), nn.Linear(16, 4)]
 
 
+class Twice(nn.Module):
+    """Calls a layer on its own input and then on its output, which alone needs a gradient in the first stage."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.own(torch.tanh(self.own(x)))
+
+
+def twice():
+    return [Twice(), nn.Linear(16, 16), Twice(), nn.Linear(16, 4)]
+
+
 def broad():
     """Layers of which two have enough to be partitioned."""
     return nn.Sequential(
@@ -173,7 +188,7 @@ OF_TRANSFORMERS = families.FAMILIES | {
 }  # fmt: skip
 MODELS = {
     "layers": layers, "deep": deep, "experts": experts, "broad": broad, "nested": nested, "counting": counting, "recurrent": recurrent,
-    "channels_last": channels_last, **OF_TRANSFORMERS,
+    "channels_last": channels_last, "twice": twice, **OF_TRANSFORMERS,
 }  # fmt: skip
 
 

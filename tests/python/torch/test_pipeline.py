@@ -78,7 +78,7 @@ def test_stages_have_the_bits_of_the_whole_model(two, three, name, micro_batches
 @pytest.mark.parametrize("name, stages, given, options", [
     ("layers", [2, 3], {}, {}), ("gpt2", [2], {}, {}), ("llama", [3], {}, {"recompute": True, "reserve": None}),
     ("tied", [3], {"micro_batches": 2}, {}), ("nested", [2], {"dtype": "bfloat16"}, {}), ("recurrent", [2], {}, {"place": "disk"}),
-    ("experts", [2], {"micro_batches": 1}, {}), ("channels_last", [3], {}, {}),
+    ("experts", [2], {"micro_batches": 1}, {}), ("channels_last", [3], {}, {}), ("twice", [2], {}, {}),
 ])  # fmt: skip
 def test_gradients_of_weights_may_be_apart(two, three, name, stages, given, options):
     given, own = {"name": name, "micro_batches": 4, "clip": 0.5, **given}, {"pipeline": "zb-h1", **options}
@@ -154,6 +154,7 @@ OF_SIX = [[data, stage] for data in range(2) for stage in range(3)]
     (2, "gpt2", {"micro_batches": 4}, {"pipeline": "gpipe", "place": "disk"}),
     (2, "experts", {"clip": 0.5}, {"mesh": "data=2", "stage": 1}),
     (2, "tied", {"update": "SGD"}, {"pipeline": "zb-h1"}),
+    (2, "twice", {}, {"pipeline": "zb-h1"}),
     (3, "tied", {"clip": 0.5}, {}),
     (3, "deep_tied", {"micro_batches": 3, "state": "8bit"}, {"chunks": 2, "place": "disk"}),
     (3, "llama", {"dtype": "bfloat16", "master": "none"}, {"pipeline": "zb-h1"}),

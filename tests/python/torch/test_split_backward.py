@@ -93,6 +93,44 @@ def test_layers_that_are_called_otherwise_leave_nothing():
     assert model[0] not in left.calls and model[0].weight.grad is not None and model[1] in left.calls
 
 
+class TwiceOnInputs(nn.Module):
+    """Calls a layer on its own input, which needs no gradient, before or after another call of it."""
+
+    def __init__(self, is_first):
+        super().__init__()
+        self.other, self.own, self.is_first = nn.Linear(8, 8), nn.Linear(8, 8), is_first
+
+    def forward(self, x):
+        if self.is_first:
+            return self.own(torch.tanh(self.own(x)))
+        return self.own(torch.tanh(self.other(x))) + self.own(x)
+
+
+def test_all_calls_of_a_layer_in_a_step_are_alike():
+    torch.manual_seed(3)
+    whole = TwiceOnInputs(is_first=True)
+    model, x = copy.deepcopy(whole), torch.randn(6, 8)
+    halves = Halves(model)
+    for may_leave in (False, True):  # and in another step the layer is called on other inputs
+        halves.begin_step()
+        with halves.calling():
+            expected, output = whole(x.requires_grad_(may_leave)), model(x)
+            with torch.no_grad():
+                model(x)
+        expected.square().sum().backward()
+        with halves.leaving() as left:
+            output.square().sum().backward()
+        assert (model.own in left.calls) == may_leave
+        left.finish()
+        assert all(g is None or torch.equal(g, gradients(whole)[n]) for n, g in gradients(model).items())
+
+
+def test_calls_of_a_layer_that_cannot_be_alike_are_refused():
+    model = TwiceOnInputs(is_first=False)
+    with Halves(model).calling(), pytest.raises(sluice.StateError, match="'own' is called several times in a step.*give pipeline=\"1f1b\""):
+        model(torch.randn(6, 8))
+
+
 def test_a_gradient_within_a_call_says_what_to_do():
     model, x = nn.Sequential(nn.Linear(8, 8)), torch.randn(2, 8, requires_grad=True)
     with Halves(model).calling(), pytest.raises(sluice.StateError, match="give pipeline=\"1f1b\""):

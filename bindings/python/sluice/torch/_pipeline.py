@@ -452,6 +452,8 @@ class _Step:
         return self._borders[-1]
 
     def begin(self) -> None:
+        if (halves := self._pipe._in_flight.halves) is not None:
+            halves.begin_step()
         self._lookups.begin_messages()
 
     def receive_input(self, item: int, chunk: int) -> None:

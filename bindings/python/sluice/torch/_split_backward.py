@@ -65,17 +65,23 @@ class _Weights(torch.autograd.Function):
 
 class Halves:
     """Lets the linear layers of a model leave the gradients of their weights for later. Layers that share a weight, that have a forward() of
-    their own, or whose inputs have no gradients, leave none. Nor do those of compiled modules, which are whole graphs. Thread rule: one
-    thread at a time."""
+    their own, or whose inputs have no gradients, leave none. Nor do those of compiled modules, which are whole graphs. What a layer does in
+    its first call of a step it does in all of them: autograd adds the gradients of several calls in a micro-batch, so that they must come
+    together. Thread rule: one thread at a time."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._left: Optional[Left] = None
         self._calls = False
+        self._leave: dict[torch.nn.Module, bool] = {}  # whether the calls of this step do, by layer
         users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
         in_graphs = {inner for outer in model.modules() if is_compiled(outer) for inner in outer.modules()}
-        for module in model.modules():
+        for name, module in model.named_modules():
             if module not in in_graphs and _is_linear(module) and all(users[id(p)] == 1 for p in module.parameters(recurse=False)):
-                override(module, "forward", outside_of_graphs(_forward_of(self, module)))
+                override(module, "forward", outside_of_graphs(_forward_of(self, module, name)))
+
+    def begin_step(self) -> None:
+        """Comes before the calls of a step."""
+        self._leave.clear()
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
@@ -99,6 +105,16 @@ class Halves:
     def are_used(self) -> bool:
         """Whether this is in such a call, or in a first half, where checkpoints call layers again."""
         return self._calls or self._left is not None
+
+    def leaves(self, layer: torch.nn.Module, name: str, can: bool) -> bool:
+        """Whether a call of a layer leaves gradients. can: whether it could, were it the only one."""
+        does = self._leave.setdefault(layer, can)
+        if does and not can:
+            raise StateError(
+                f"'{name}' is called several times in a step: on an input that needs a gradient, and then on one that needs none, or has "
+                'another number of dimensions. Gradients of its weight would come at different times with pipeline="zb-h1"; give pipeline="1f1b"'
+            )
+        return does
 
     def leave(self, layer: torch.nn.Module, call: _Call) -> None:
         if self._left is None:
@@ -134,19 +150,20 @@ def _parameters(layer: Any) -> list[torch.nn.Parameter]:
     return [p for p in (layer.weight, layer.bias) if p is not None]
 
 
-def _forward_of(halves: Halves, layer: Any) -> Callable[..., Any]:
+def _forward_of(halves: Halves, layer: Any, name: str) -> Callable[..., Any]:
     """What is called in place of the layer's own forward()."""
     is_transposed = type(layer) is not torch.nn.Linear
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         given, trained = [*args, *kwargs.values()], _parameters(layer)
         x, dtypes = given[0] if given else None, {p.dtype for p in trained}
-        if not isinstance(x, torch.Tensor) or not (halves.are_used and torch.is_grad_enabled() and x.requires_grad):
+        if not isinstance(x, torch.Tensor) or not (halves.are_used and torch.is_grad_enabled() and any(p.requires_grad for p in trained)):
             return type(layer).forward(layer, *args, **kwargs)
         casts = torch.is_autocast_enabled(x.device.type)
         # Of other shapes PyTorch adds the bias in another way.
         is_by_rows = x.dim() == 2 or (x.dim() > 2 and (is_transposed or layer.bias is None or (x.dim() == 3 and x.is_contiguous())))
-        if not (is_by_rows and all(p.requires_grad for p in trained) and (casts or dtypes == {x.dtype})):
+        has_gradients = x.requires_grad and all(p.requires_grad for p in trained)
+        if not halves.leaves(layer, name, has_gradients and is_by_rows and (casts or dtypes == {x.dtype})):
             return type(layer).forward(layer, *args, **kwargs)
         dtype = torch.get_autocast_dtype(x.device.type) if casts else x.dtype
         rows, *values = (t.to(dtype) for t in (x.reshape(-1, x.shape[-1]), *(p.detach() for p in trained)))
