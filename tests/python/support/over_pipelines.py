@@ -148,6 +148,13 @@ def twice():
     return [Twice(), nn.Linear(16, 16), Twice(), nn.Linear(16, 4)]
 
 
+def compiled():
+    """Two of its blocks are graphs, each made in one of PyTorch's ways. (No compiler of C++ is asked for.)"""
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)) for _ in range(3)]
+    layers[1].compile(backend="aot_eager")
+    return [layers[0], layers[1], torch.compile(layers[2], backend="aot_eager"), nn.Linear(16, 4)]
+
+
 def broad():
     """Layers of which two have enough to be partitioned."""
     return nn.Sequential(
@@ -188,7 +195,7 @@ OF_TRANSFORMERS = families.FAMILIES | {
 }  # fmt: skip
 MODELS = {
     "layers": layers, "deep": deep, "experts": experts, "broad": broad, "nested": nested, "counting": counting, "recurrent": recurrent,
-    "channels_last": channels_last, "twice": twice, **OF_TRANSFORMERS,
+    "channels_last": channels_last, "twice": twice, "compiled": compiled, **OF_TRANSFORMERS,
 }  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def test_stages_have_the_bits_of_the_whole_model(two, three, name, micro_batches
 @pytest.mark.parametrize("name, stages, given, options", [
     ("layers", [2, 3], {}, {}), ("gpt2", [2], {}, {}), ("llama", [3], {}, {"recompute": True, "reserve": None}),
     ("tied", [3], {"micro_batches": 2}, {}), ("nested", [2], {"dtype": "bfloat16"}, {}), ("recurrent", [2], {}, {"place": "disk"}),
-    ("experts", [2], {"micro_batches": 1}, {}), ("channels_last", [3], {}, {}), ("twice", [2], {}, {}),
+    ("experts", [2], {"micro_batches": 1}, {}), ("channels_last", [3], {}, {}), ("twice", [2], {}, {}), ("compiled", [2, 3], {}, {"units": None}),
 ])  # fmt: skip
 def test_gradients_of_weights_may_be_apart(two, three, name, stages, given, options):
     given, own = {"name": name, "micro_batches": 4, "clip": 0.5, **given}, {"pipeline": "zb-h1", **options}

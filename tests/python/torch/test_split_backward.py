@@ -131,6 +131,17 @@ def test_calls_of_a_layer_that_cannot_be_alike_are_refused():
         model(torch.randn(6, 8))
 
 
+def test_layers_of_compiled_modules_leave_nothing():
+    model = nn.Sequential(nn.Linear(8, 8), torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager"), nn.Linear(8, 8))
+    model[2].compile(backend="eager")
+    halves = Halves(model)
+    with halves.calling():
+        output = model(torch.randn(4, 8, requires_grad=True))
+    with halves.leaving() as left:
+        output.sum().backward()
+    assert list(left.calls) == [model[0]] and all((p.grad is None) == name.startswith("0.") for name, p in model.named_parameters())
+
+
 def test_a_gradient_within_a_call_says_what_to_do():
     model, x = nn.Sequential(nn.Linear(8, 8)), torch.randn(2, 8, requires_grad=True)
     with Halves(model).calling(), pytest.raises(sluice.StateError, match="give pipeline=\"1f1b\""):
