@@ -340,7 +340,7 @@ def piped(
             losses.append(pipe.forward_backward(batch, None if isinstance(batch, dict) else loss_fn).item())
             norms.append(pipe.clip_grad_norm_(clip).item())
             pipe.optimizer.step()
-            pipe.optimizer.zero_grad()
+            pipe.optimizer.zero_grad(set_to_none=not reproducible)
         if scheduler is not None and scheduled:
             scheduler.step()
     if save is not None:
@@ -575,19 +575,19 @@ def shapes(**options):
 
 
 def reproducible_again():
-    """The error of a second batch before the step, and whether the steps around it have a loss."""
+    """The errors of a second batch before the step and after it, and whether a step that follows what they advise has a loss."""
     pipe = sluice.torch.Pipeline(_linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2, reproducible=True)
-    x, text = torch.ones(4, 8), None
+    x, texts = torch.ones(4, 8), []
     pipe.forward_backward((x, x), loss_fn)
-    try:
-        pipe.forward_backward((x, x), loss_fn)
-    except sluice.StateError as error:
-        text = str(error)
-    pipe.optimizer.step()
-    pipe.optimizer.zero_grad()
+    for follows in (pipe.optimizer.step, functools.partial(pipe.optimizer.zero_grad, set_to_none=False)):
+        try:
+            pipe.forward_backward((x, x), loss_fn)
+        except sluice.StateError as error:
+            texts.append(str(error))
+        follows()
     loss = pipe.train_step((x, x), loss_fn).item()
     pipe.close()
-    return text, loss
+    return texts, loss
 
 
 def misused(**options):

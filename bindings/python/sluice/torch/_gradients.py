@@ -502,6 +502,12 @@ def _norms_of(values: Sequence[Any]) -> list[float] | None:
     return [norms[id(value._slot)] for value in values]
 
 
+def is_there(parameter: torch.nn.Parameter) -> bool:
+    """Whether this rank has added to a parameter's gradient since it became None or zero."""
+    gradient = parameter.grad
+    return gradient is not None and not (isinstance(gradient, Gradient) and gradient._slot.absent)
+
+
 def norms_of(values: Sequence[torch.Tensor]) -> list[float]:
     """The norm of each gradient, be it in the engine or the user's own, also of one stage."""
     found = _norms_of(values)

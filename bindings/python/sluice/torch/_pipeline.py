@@ -26,7 +26,7 @@ from ._calls import calls_with
 from ._engine import saved_buffers
 from ._estimate import autocast_types
 from ._gpu import CPU
-from ._gradients import norms_of
+from ._gradients import is_there, norms_of
 from ._measures import Keeper, Ready
 from ._modes import mapped, parts_of
 from ._optimizer import Optimizer
@@ -284,10 +284,10 @@ class Stage:
         if not fits:
             needed = "a dict, as a model of transformers is called with," if self._of_transformers else "a pair of inputs and targets"
             raise InvalidArgumentError(f"the batch is a {type(batch).__name__}; {needed} is needed")
-        if trains and self._is_reproducible and any(p.grad is not None for p in self.module.parameters()):
+        if trains and self._is_reproducible and any(map(is_there, self.module.parameters())):
             raise StateError(
                 "gradients of a step are there already, and those that are reproducible are added up over the micro-batches of one batch: call "
-                "optimizer.step() or optimizer.zero_grad() before, or give all micro-batches at once"
+                "optimizer.zero_grad() before, after the optimizer.step() that applies them, or give all micro-batches at once"
             )
         batch = (dict(batch), None) if self._of_transformers else batch
         if self._of_transformers and self.stages > 1:
