@@ -273,14 +273,14 @@ def whole(
     name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", load=None, save=None, steps=STEPS, first=0,
     scheduled=True, meta=False, data=1, reproducible=False, **options,
 ):  # fmt: skip
-    """The twin: rank 0 wraps the whole model, and adds up the micro-batches' gradients. data: all ranks do, with a batch each.
-    reproducible: the engine takes the mean over the micro-batches."""
+    """The twin: rank 0 wraps the whole model, and adds up the micro-batches' gradients. data: all ranks do, with a batch each, or, with
+    reproducible, a share of one; the engine then takes the mean over the micro-batches."""
     if data not in (1, SIZE) or RANK >= data:
         return None
     model = made(name, dtype, meta)
     model = nn.Sequential(*model) if isinstance(model, list) else model
     settings, given = _options(model, place, update, **options)
-    counted = {"reproducible": True, "accumulate": micro_batches} if reproducible else {}
+    counted = {"reproducible": True, "accumulate": micro_batches * data} if reproducible else {}
     model, optimizer = sluice.torch.wrap(model, settings, ranks=None if data > 1 else False, **given, **counted)
     scheduler, losses, norms = _scheduler(optimizer, first), [], []
     if load is not None:

@@ -173,6 +173,13 @@ def test_reproducible_pipelines_have_the_bits_of_one_rank_on_any_mesh(pipelines,
     assert two.call("whole", **given | {"reproducible": False})[0]["values"] != expected["values"]
 
 
+def test_parameters_without_gradients_change_no_bit_of_the_norm_on_any_number_of_ranks(two):
+    given = {"name": "nested", "clip": 0.5, "reproducible": True}
+    alone = two.call("whole", micro_batches=6, **given)[0]
+    for each in two.call("whole", data=2, micro_batches=3, **given):
+        assert (each["norms"], each["values"]) == (alone["norms"], alone["values"])
+
+
 def test_a_reproducible_step_has_one_batch(two):
     for texts, loss in two.call("reproducible_again"):
         assert len(texts) == 2 and all("call optimizer.zero_grad() before, after the optimizer.step()" in text for text in texts) and loss > 0

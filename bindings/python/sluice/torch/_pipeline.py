@@ -423,7 +423,7 @@ class _Step:
         """kinds: of the values that pass each border, where they are known."""
         self._pipe, self._parts, self._loss_fn = pipe, parts, loss_fn
         session = session_of(pipe.module)
-        self._add_event, self._set_micro_batch = session.engine.add_event, session.set_micro_batch
+        self._add_event, self._set_micro_batch, self._complete = session.engine.add_event, session.set_micro_batch, session.complete
         # Of reproducible gradients the engine takes the mean, over the micro-batches of all pipelines.
         self._divisor = 1 if pipe._is_reproducible else pipe.micro_batches
         self._borders: list[Border] = []
@@ -559,6 +559,7 @@ class _Step:
             border.end()
         if torch.is_grad_enabled():
             self._set_micro_batch(self._pipe.micro_batches)
+            self._complete()
 
     def drain(self) -> None:
         for border in self._borders:

@@ -212,8 +212,9 @@ class Session:
                 self.engine.own.set_micro_batch(number)
 
     def complete(self) -> None:
-        """Gives each trained parameter a gradient that has none."""
-        if self._together.ranks is not None:
+        """Gives each trained parameter a gradient that has none, where there are other ranks or could be, with the same bits: as many numbers
+        are then added to a norm."""
+        if self._together.ranks is not None or self.engine.options.reproducible:
             with self.presence.lock:
                 for home in self.presence.homes:
                     if home.trainable and home.parameter.grad is None:
