@@ -316,9 +316,16 @@ def planned(module):
 
 def piped(
     name, micro_batches, clip=None, dtype="float32", place="memory", update="AdamW", pipeline="1f1b", links=None, load=None, save=None,
-    steps=STEPS, first=0, recompute=False, scheduled=True, meta=False, reproducible=False, **options
+    steps=STEPS, first=0, recompute=False, scheduled=True, meta=False, reproducible=False, exchanged=None, **options
 ):  # fmt: skip
-    """Trains a stage. micro_batches: of a pipeline; of a reproducible run those that all pipelines have together."""
+    """Trains a stage. micro_batches: of a pipeline; of a reproducible run those that all pipelines have together. exchanged: the bytes of
+    losses and norms that ranks exchange at once."""
+    if exchanged is not None:
+        with unittest.mock.patch("sluice.torch._pipeline.MOST_EXCHANGED", exchanged):
+            return piped(
+                name, micro_batches, clip, dtype, place, update, pipeline, links, load, save, steps, first, recompute, scheduled, meta,
+                reproducible, **options,
+            )  # fmt: skip
     model = made(name, dtype, meta)
     layers = nn.Sequential(*model) if isinstance(model, list) else model
     settings, given = _options(layers, place, update, **options)

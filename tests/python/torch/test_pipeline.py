@@ -160,6 +160,7 @@ OF_SIX = [[data, stage] for data in range(2) for stage in range(3)]
     (3, "llama", {"dtype": "bfloat16", "master": "none"}, {"pipeline": "zb-h1"}),
     (4, "experts", {"clip": 0.5}, {"mesh": "data=2,pipeline=2", "pipeline": "zb-h1", "stage": 0}),
     (4, "tied", {"clip": 0.5}, {"mesh": "pipeline=2,data=2", "chunks": 2, "stage": 3}),
+    (4, "nested", {"clip": 0.5, "micro_batches": 12}, {"mesh": "data=2,pipeline=2", "exchanged": 24}),
     (4, "nested", {"dtype": "bfloat16", "update": "Adafactor"}, {"mesh": "data=2,pipeline=2", "pipeline": "gpipe", "stage": 2}),
     pytest.param(6, "tied", {"clip": 0.5, "update": "Muon"}, {"mesh": "data=2,pipeline=3", "pipeline": "zb-h1"}, marks=LONG),
     pytest.param(6, "deep_gpt2", {"state": "8bit"}, {"mesh": "data=2,pipeline=3", "chunks": 2, "place": "disk"}, marks=LONG),

@@ -375,7 +375,9 @@ class Stage:
             losses = [functools.reduce(torch.add, losses)]
         values = [loss.item() for loss in losses]
         own = str(losses[0].dtype).removeprefix("torch.").encode() + b" " + struct.pack(f"{len(values)}d", *values) if losses else b""
-        told = [each.split(b" ", 1) for each in self._told("the loss of a step", own) if each]
+        most = 8 * self.micro_batches + len("bfloat16 ")
+        found = [own] if self._ranks is None else _exchanged(self._ranks, "the loss of a step", own, most)
+        told = [each.split(b" ", 1) for each in found if each]
         every = [value for _, of_pipeline in told for (value,) in struct.iter_unpack("d", of_pipeline)]
         return torch.tensor(sum(every) / len(every), dtype=getattr(torch, told[0][0].decode()), device="cpu")
 
@@ -384,12 +386,11 @@ class Stage:
         if self._of_pipeline.ranks is None:
             return dict(own)
         every: dict[str, float] = {}
-        at_once = MOST_EXCHANGED // 8
-        for first in range(0, max(map(len, self._owners)), at_once):
-            mine = [own.get(name, -1.0) for name in self._owners[self.stage][first : first + at_once]]
-            told = self._of_pipeline.ranks.exchange("the norms of gradients", struct.pack(f"{len(mine)}d", *mine))
-            for names, norms in zip(self._owners, told, strict=True):
-                every.update(zip(names[first : first + at_once], struct.unpack(f"{len(norms) // 8}d", norms)))
+        mine = [own.get(name, -1.0) for name in self._owners[self.stage]]
+        most = 8 * max(map(len, self._owners))
+        told = _exchanged(self._of_pipeline.ranks, "the norms of gradients", struct.pack(f"{len(mine)}d", *mine), most)
+        for names, norms in zip(self._owners, told, strict=True):
+            every.update(zip(names, struct.unpack(f"{len(names)}d", norms), strict=True))
         return {name: norm for name, norm in every.items() if norm >= 0 or math.isnan(norm)}
 
     def _tell(self, error: BaseException) -> None:
@@ -624,6 +625,12 @@ def _check_chunks(chunks: int, cut: Any, stages: int) -> None:
             f"{given} layers each stage of a pipeline has, and there is no pipeline: start more ranks (torchrun --nproc-per-node P), with "
             'mesh="pipeline=P" or without a mesh, or leave it out'
         )
+
+
+def _exchanged(ranks: Ranks, what: str, own: bytes, most: int) -> list[bytes]:
+    """Exchanges more bytes than ranks do at once. most: that one of them may give."""
+    pieces = [ranks.exchange(what, own[first : first + MOST_EXCHANGED]) for first in range(0, most, MOST_EXCHANGED)]
+    return [b"".join(of_rank) for of_rank in zip(*pieces, strict=True)]
 
 
 def _owners(model: torch.nn.Module, cut: Optional[Cut]) -> list[list[str]]:
