@@ -97,6 +97,7 @@ class Prepared(NamedTuple):
         """Returns the values that must be the same on all ranks, beside those that engines compare."""
         o = self.options
         return {
+            "reproducible": o.reproducible,  # comes first: others are compared where it is set
             "the optimizer": self.settings,
             "state": o.state,
             "master": o.master,
