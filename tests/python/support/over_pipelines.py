@@ -521,7 +521,8 @@ def traced(path):
 
 def refused(what, rows=8, differs=False, of_ranks=(), batch_on="cpu", targets=None, gradients=True, **options):
     """The error of a Pipeline, or of its first step. differs: the last rank has another batch; of_ranks: what each rank gives besides the
-    options; targets: of what kind they are."""
+    options, and, in a list, the rows of its batch; targets: of what kind they are."""
+    rows = rows[RANK] if isinstance(rows, list) else rows
     torch.manual_seed(3)
     given = {"memory": "4GiB", "reserve": "64MiB", "micro_batches": 2} | options | (of_ranks[RANK] if of_ranks else {})
     if what in _MEASURED:

@@ -199,8 +199,8 @@ def test_a_batch_is_on_the_cpu_or_on_the_gpu():
     with Stands():
         pipe._device = GPU
         for batch in ((x, x), (x.clone().as_subclass(OnGpu), x)):
-            pipe._check_alike(batch)
-            parts, _ = pipe._cut(batch, lambda output, targets: output, True)
+            parts, rows, _ = pipe._cut(batch, lambda output, targets: output, True)
+            pipe._check_alike(batch, rows)
             assert isinstance(pipe._here(parts[1][0]), OnGpu) and pipe._here(parts[1])[0].tolist() == [[4, 5], [6, 7]]
         with pytest.raises(sluice.InvalidArgumentError, match="a tensor on meta; give it on the CPU, or on cuda:0, where this stage"):
             pipe._cut((x.to("meta"), x), lambda output, targets: output, True)

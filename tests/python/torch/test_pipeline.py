@@ -388,6 +388,8 @@ def test_values_come_from_files_to_each_stage(two, tmp_path, chunks):
     ("four", {"of_ranks": [{"chunks": 1}, {"chunks": 2}]}, ["chunks is 2 on rank 1, and 1 on rank 0"]),
     ("four", {"of_ranks": [{"reproducible": True}, {}]}, ["reproducible is False on rank 1, and True on rank 0"]),
     ("four", {"of_ranks": [{}, {"reproducible": True}], "mesh": "data=2"}, ["reproducible is True on rank 1, and False on rank 0"]),
+    ("four", {"of_ranks": [{"micro_batches": 2}, {"micro_batches": 4}], "mesh": "data=2"}, ["micro_batches is 4 on rank 1, and 2 on rank 0"]),
+    ("four", {"rows": [8, 4], "mesh": "data=2", "reproducible": True}, ["the shares of a reproducible step's batch differ on rank 1 and rank 0"]),
     ("without_third", {"chunks": 2}, ["of the 4 blocks too few have parameters for 2 stages of 2 chunks each"]),
     ("without_third", {"chunks": 2, "stages": "0,1,2,3"}, ["chunk 1 of stage 0 has the blocks 2 to 2, and no parameter; each chunk needs one"]),
     ("shared_of_three", {"chunks": 2}, ["'2.weight', which chunk 1 of stage 0 needs, is the same tensor as '0.weight' of chunk 0 of stage 0"]),

@@ -256,8 +256,8 @@ class Stage:
     def _run(self, actions: Sequence[Action], batch: Any, loss_fn: Optional[Loss]) -> torch.Tensor:
         """Does what this stage does for a batch. Returns the loss, on all ranks."""
         self._check_open()
-        parts, shapes = self._others.agreed(lambda: self._cut(batch, loss_fn, actions is self._actions), "the batch of a pipeline")
-        states = self._check_alike(batch)
+        parts, rows, shapes = self._others.agreed(lambda: self._cut(batch, loss_fn, actions is self._actions), "the batch of a pipeline")
+        states = self._check_alike(batch, rows)
         with self._failing():
             known = shapes, states  # of what passes between the stages
             if known != self._in_flight_of:
@@ -276,8 +276,8 @@ class Stage:
             self._kinds[known] = step.kinds()
             return self._shared(step.losses)
 
-    def _cut(self, batch: Any, loss_fn: Any, trains: bool) -> tuple[list[tuple[Any, Any]], str]:
-        """The micro-batches, as inputs and targets, and the shapes of the batch."""
+    def _cut(self, batch: Any, loss_fn: Any, trains: bool) -> tuple[list[tuple[Any, Any]], int, str]:
+        """The micro-batches, as inputs and targets, the rows of each, and the shapes of the batch."""
         if trains and not torch.is_grad_enabled():
             raise StateError("gradients are off (torch.no_grad()), and the pipeline is to train; turn them on, or call evaluate()")
         fits = isinstance(batch, Mapping) if self._of_transformers else isinstance(batch, (tuple, list)) and len(batch) == 2
@@ -316,7 +316,7 @@ class Stage:
             inputs, targets = mapped(batch, lambda t: t.narrow(0, number * count, count) if t.dim() else t)
             return inputs, targets
 
-        return [part(number) for number in range(self.micro_batches)], repr(shapes)
+        return [part(number) for number in range(self.micro_batches)], count, repr(shapes)
 
     def _check_place(self, t: torch.Tensor) -> None:
         if t.device not in self._places:
@@ -328,16 +328,19 @@ class Stage:
         """A part of a batch, where this stage computes. (Copies from registered memory have ended when the step has.)"""
         return mapped(value, lambda t: t.to(self._device, non_blocking=True))
 
-    def _check_alike(self, batch: Any) -> tuple[bytes, ...]:
-        """Compares the batch, and whether it trains. Returns each rank's state, on which depends what passes between stages."""
+    def _check_alike(self, batch: Any, rows: int) -> tuple[bytes, ...]:
+        """Compares the batch, and whether it trains. rows: of each micro-batch. Returns each rank's state, on which depends what passes
+        between stages."""
         trained = [p.requires_grad for p in self.module.parameters()]
         state = [self.module.training, torch.is_grad_enabled(), autocast_types(), trained]
         own = self._digest(batch) + hashlib.sha256(repr(state).encode()).digest()
-        told = self._told("the values of the batch", struct.pack("?", torch.is_grad_enabled()) + own)
+        told = self._told("the values of the batch", struct.pack("=?Q", torch.is_grad_enabled(), rows) + own)
         does = "trains" if torch.is_grad_enabled() else "evaluates"
         self._compare("the calls", [each[:1] for each in told], f"this rank {does}")
-        self._compare("the values of the batch", [each[1:33] for each in told], "all stages of a pipeline have one", of_pipeline=True)
-        return tuple(each[33:] for each in told)
+        self._compare("the values of the batch", [each[9:41] for each in told], "all stages of a pipeline have one", of_pipeline=True)
+        if self._is_reproducible:  # a row of a smaller share would count for more
+            self._compare("the shares of a reproducible step's batch", [each[1:9] for each in told], f"micro-batches have {rows} rows here")
+        return tuple(each[41:] for each in told)
 
     def _check_step(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Comes before a step, in which the ranks would else wait for one that is in another call. A stage may have no gradients, as where
