@@ -661,13 +661,15 @@ def thawed(frozen="0", **options):
     return same
 
 
-def of_all_labels():
-    """Micro-batches have unlike numbers of labels that are not -100. Returns the loss with num_items_in_batch, and that of the whole batch."""
+def of_all_labels(**options):
+    """Micro-batches have unlike numbers of labels that are not -100. Returns the loss with num_items_in_batch, and that of the whole batch, of
+    which ranks along data have shares."""
     model, batch = made("llama"), batch_of("llama", 0)
     batch["labels"] = batch["labels"].masked_fill(torch.arange(8) * ROWS < torch.arange(ROWS)[:, None] * 8, -100)
     expected = model(**batch).loss.item()
-    pipe = sluice.torch.Pipeline(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3)
-    found = pipe.train_step(batch | {"num_items_in_batch": (batch["labels"][:, 1:] != -100).sum() / 3}).item()
+    pipe = sluice.torch.Pipeline(model, sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=3, **options)
+    counted = (batch["labels"][:, 1:] != -100).sum() / (pipe.micro_batches * pipe.data_ranks)
+    found = pipe.train_step({"num_items_in_batch": counted} | _parts(batch, pipe.data_ranks)[pipe.data_rank]).item()
     pipe.close()
     return found, expected
 

@@ -258,8 +258,9 @@ def test_a_batch_is_evaluated_as_by_the_whole_model(two, three, name):
     assert two.call("evaluated", name=name, chunks=2, reserve=reserve) == [[True] * 6, of_last]
 
 
-def test_a_loss_may_be_the_mean_over_all_labels(two):
-    for found, expected in two.call("of_all_labels"):
+def test_a_loss_may_be_the_mean_over_all_labels(two, four):
+    of_four = [each for way in (False, True) for each in four.call("of_all_labels", mesh="data=2,pipeline=2", reproducible=way)]
+    for found, expected in [*two.call("of_all_labels"), *of_four]:
         assert found == pytest.approx(expected, rel=1e-6)
 
 
