@@ -408,6 +408,8 @@ class Pipeline(Stage):
         passes through all of them so many times, stages wait less for each other, and hold more micro-batches.
     stages: the layers or blocks of each stage, as "0-7,8-11", and with chunks=2 those of the first chunks of all stages, then of the
         second ones: "0-1,2-3,4-7,8-11". None: so that none has many more parameters than the others.
+    reproducible: the bits of one rank that wraps the whole model with reproducible=True, on any mesh: ranks that differ along "data" have
+        equal shares of one batch, in order. But for dropout: each rank draws random numbers of its own, so that bits depend on the mesh.
     devices: the GPUs of the stages, as ["cuda:0", "cuda:1"]: all stages are then threads of this process, which no torchrun has started. The
         model is on the CPU or on the meta device, and stays whole; `optimizer` has all its parameters. `memory` and the limits of `disk` are
         those of the process, of which each stage has the same share, and `device_memory` and `reserve` those of each stage.
@@ -415,9 +417,10 @@ class Pipeline(Stage):
         pipeline stage partition (ZeRO). With `device` and `device_memory` each stage computes on a GPU, as ranks that wrap() a model do:
         "cuda" is that of LOCAL_RANK. `reserve` is then what PyTorch takes there for all micro-batches that a stage holds at once.
 
-    All ranks call all functions, in the same order. The bits are those of as many ranks as there are along "data", of which each wraps the
-    whole model and adds up the gradients of the same micro-batches' losses, each divided by their number, in their order; random numbers of
-    dropout are each rank's own. A rank that fails ends the work of all, with an error that names it. docs/guide/pipelines.md says more.
+    All ranks call all functions, in the same order. Without `reproducible` the bits are those of as many ranks as there are along
+    "data", of which each wraps the whole model and adds up the gradients of the same micro-batches' losses, each divided by their number, in
+    their order; random numbers of dropout are each rank's own. A rank that fails ends the work of all, with an error that names it.
+    docs/guide/pipelines.md says more.
 
     stage, stages, data_rank, data_ranks: this rank's place along "pipeline" and along "data", and how many there are.
     modules: the parts of the model that the stages in this process have; engine_of() has the engine of each.

@@ -102,7 +102,8 @@ def wrap(
         one micro-batch of each rank in a step, and with `sum_gradients`: there a rank keeps its own part alone of gradients. None: the plan
         chooses.
     reproducible: the same bits at any number of ranks. Each backward() is a micro-batch, of which a step has `accumulate` over all ranks
-        (those of MicroBatches), and a gradient is the mean over them: losses are not divided. docs/ranks.md says what is refused.
+        (those of MicroBatches), and a gradient is the mean over them: losses are not divided. The script sees to it that
+        dropout draws the same numbers for a micro-batch on any rank. docs/ranks.md says how, and what is refused.
     accumulate: how many micro-batches, which are calls of backward(), a step has over all ranks, a multiple of their number. Then gradients
         are summed beside the last one of a rank. 0: it is not known, and they are summed at their first use.
     sum_gradients: when ranks sum them: "step", as above; or with `accumulate` and a stage of 2 or 3 "each_backward": each rank then adds up
