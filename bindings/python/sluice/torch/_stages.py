@@ -403,7 +403,7 @@ class Table(Lookups):
     In a micro-batch the table's gradient is the head's part, which is there after this stage's backward pass, and the embedding's, which is
     there after the first stage's, and is 0 but for rows of the micro-batch's tokens. One rank adds the two, and then micro-batch to
     micro-batch. Here the head's part waits for the other one, in the rows that the step looks up: so the same numbers are added in the same
-    order."""
+    order. With `adds_once` it waits in all rows, and the engine gets one gradient for each micro-batch: the sum of both parts."""
 
     are_made = True
 
@@ -415,7 +415,7 @@ class Table(Lookups):
         self._lags, self.chunk = lags, chunk
         self._changed = [module]  # modules whose forward() is replaced
         self.calls: Callable[..., Any] = lambda run, *args: run(*args)  # on a GPU calls_with(); touches bring the table in
-        self.adds_once = False  # whether a micro-batch's gradient is given to the engine as a whole
+        self.adds_once = False  # where gradients are reproducible, of which a micro-batch has one
         self._in_head: Optional[torch.Tensor] = None  # as heads use it in this micro-batch
         self._look = self._with(module, "weight", lambda p: _Use.apply(p, self._both))
         module.forward = lambda *args, **kwargs: fill(next(iter((*args, *kwargs.values()))))
