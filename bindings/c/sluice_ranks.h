@@ -162,8 +162,9 @@ SLUICE_API sluice_status sluice_ranks_along(sluice_ranks* ranks, const char* mes
 /* ---- micro-batches ---- */
 
 /* options.micro_batches is the number of micro-batches of a step over all ranks, a multiple of the number of
- * ranks. A rank ends each of its own by sluice_engine_end_micro_batch(). Gradients are then summed over ranks
- * while these compute: in a rank's last micro-batch of a step, the sum of a unit's gradients begins when
+ * ranks. A rank ends each of its own by sluice_engine_end_micro_batch(), or, with options.reproducible,
+ * numbers them by sluice_engine_set_micro_batch(). Gradients are then summed over ranks while these compute:
+ * in a rank's last micro-batch of a step, the sum of a unit's gradients begins when
  * sluice_engine_end_gradients() states that this rank adds nothing more to them, if the plan has them in
  * memory. (On GPUs all ranks begin sums in the order in which rank 0 made these calls in the step before: a
  * rank delays a sum until it has come to all earlier ones.) The function does not wait. The end of that
@@ -173,19 +174,20 @@ SLUICE_API sluice_status sluice_ranks_along(sluice_ranks* ranks, const char* mes
  * then get an error (SLUICE_STATE), since they have used gradients that this rank will not complete, and drop
  * the step's gradients as well. In a step with fewer or more micro-batches, the remaining gradients are
  * summed at the next use. Where all gradients of a rank were dropped, its micro-batches of the step start
- * again. An engine without ranks accepts both calls, and does nothing. SLUICE_STATE: outside of a step; where
- * options.micro_batches is not set.
+ * again. An engine without ranks accepts sluice_engine_end_gradients() and sluice_engine_end_micro_batch(),
+ * and does nothing. SLUICE_STATE: outside of a step; where options.micro_batches is not set.
  *
  * With options.reproducible not 0, also for an engine without ranks, gradients are added pairwise over the
  * micro-batches of all ranks, neighbours first, and a gradient is the mean over all micro-batches of the
  * step. So its bits do not depend on the number of ranks. Each rank has an equal number of consecutive
  * micro-batches, in the order of ranks. It ends all of them before gradients are used, and adds at most one
- * gradient of a parameter in each; sums begin at the first use. The engine keeps up to log2 of a rank's
- * micro-batches of gradients, which its plan counts. SLUICE_STATE, with nothing changed, also: after all
- * micro-batches have ended; from sluice_engine_add_gradient() for a second gradient in a micro-batch, for one
- * after the last micro-batch, and for one that is added to a used or kept gradient; and from functions that
- * use gradients, on all ranks, while a rank has not ended all micro-batches. options.update_in_backward is
- * refused with it. The caller ensures that ranks compute alike (CPU, threads, libraries).
+ * gradient of a parameter in each; sums begin at the first use. For each gradient the engine keeps sums that
+ * wait for their neighbours, up to log2 of the number of a rank's micro-batches; its plan counts them.
+ * SLUICE_STATE, with nothing changed, also: after all micro-batches have ended; from
+ * sluice_engine_add_gradient() for a second gradient in a micro-batch or one of an earlier micro-batch, for
+ * one after the last micro-batch, and for one that is added to a used or kept gradient; and from functions
+ * that use gradients, on all ranks, while a rank has not ended all micro-batches. options.update_in_backward
+ * is refused with it. The caller ensures that ranks compute alike (CPU, threads, libraries).
  *
  * With options.sum_gradients "each_backward" at a stated stage 2 or 3, ranks sum each micro-batch's gradients
  * in its backward pass, in the order and by the calls of the next paragraph, and a rank adds its own part of
@@ -211,10 +213,11 @@ SLUICE_API sluice_status sluice_ranks_along(sluice_ranks* ranks, const char* mes
  */
 SLUICE_API sluice_status sluice_engine_end_gradients(sluice_engine* engine, uint32_t unit);
 SLUICE_API sluice_status sluice_engine_end_micro_batch(sluice_engine* engine);
-/* With options.reproducible, in place of sluice_engine_end_micro_batch(), where micro-batches are computed in
- * each other's midst, as by a stage of a pipeline: what is added from now on is of this one of the rank's
- * micro-batches, counted from 0. A parameter gets its gradients in ascending order. Their number, in place of
- * one of theirs, ends all of them. SLUICE_STATE: outside of a step; for a larger number; without
+/* Says of which micro-batch the gradients are that are added from now on. It takes the place of
+ * sluice_engine_end_micro_batch() where micro-batches overlap, as in a stage of a pipeline, and needs
+ * options.reproducible. `number` counts this rank's micro-batches of the step from 0, and may be set in any
+ * order, but each parameter gets its gradients in ascending order. If `number` is how many micro-batches this
+ * rank has, all of them have ended. SLUICE_STATE: outside of a step; for a larger number; without
  * options.reproducible. */
 SLUICE_API sluice_status sluice_engine_set_micro_batch(sluice_engine* engine, uint32_t number);
 

@@ -109,10 +109,10 @@ class AnyOrderEngine final : public Engine {
   // Ends a micro-batch: see SharedGradients. With several ranks the end of a step's last one is a use of all
   // gradients, unless the plan is reproducible.
   void end_micro_batch();
-  // With a reproducible plan, in place of end_micro_batch(), for a client that computes micro-batches in each
-  // other's midst, as a stage of a pipeline does: what is added from now on is of this one of the rank's
-  // micro-batches. Their number instead of one of theirs means that all have ended. A parameter gets its
-  // gradients in ascending order.
+  // Says of which micro-batch of this rank, from 0, the gradients are that are added from now on. It takes
+  // the place of end_micro_batch() where a client's micro-batches overlap, as in a stage of a pipeline, and
+  // needs a reproducible plan. Each parameter gets its gradients in ascending order. If `number` is how many
+  // micro-batches this rank has, all of them have ended.
   void set_micro_batch(std::size_t number);
   // Ends the step. Throws Error(kNotFinite) that names a parameter whose gradient is not finite, or the norm;
   // the step is then over, and where the plan clips, no parameter was changed.

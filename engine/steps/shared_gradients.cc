@@ -56,7 +56,7 @@ void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
   if (known.is_shared())
     refuse(ErrorCode::kState,
            "a gradient of '{}' is added to one that was used or kept over a step, which a reproducible plan "
-           "allows not; add those of all micro-batches before, and drop it after the step",
+           "does not allow; add those of all micro-batches before, and drop it after the step",
            name);
   if (pairwise_->ended() == pairwise_->count())
     refuse(ErrorCode::kState,
@@ -65,8 +65,8 @@ void SharedGradients::add(ParameterId parameter, ConstArray gradient) {
            name, pairwise_->count());
   if (pairwise_->added(parameter))
     refuse(ErrorCode::kState,
-           "a second gradient of '{}' is added in one micro-batch, which a reproducible plan allows not; add "
-           "their sum, or end the micro-batch between them",
+           "a second gradient of '{}' is added in one micro-batch, or one of an earlier micro-batch, which a "
+           "reproducible plan does not allow; add one gradient in each, in the order of micro-batches",
            name);
   pairwise_->add(core_.resources.threads, parameter, gradient);
   if (!core_.gradients.has(parameter)) core_.gradients.begin(parameter);

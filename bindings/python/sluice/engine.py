@@ -256,8 +256,9 @@ class Engine:
         self._handle.call("sluice_engine_end_micro_batch")
 
     def set_micro_batch(self, number: int) -> None:
-        """With Options.reproducible, in place of end_micro_batch(), where micro-batches are computed in each other's midst: what is added from
-        now on is of this one of the rank's, counted from 0; their number ends all of them. A parameter gets its gradients in ascending order."""
+        """Says of which micro-batch the gradients are that are added from now on. It takes the place of end_micro_batch() where micro-batches
+        overlap, and needs Options.reproducible. `number` counts this rank's from 0, and may be set in any order, but each parameter gets its
+        gradients in ascending order. If it is how many this rank has, all of them have ended."""
         self._handle.call("sluice_engine_set_micro_batch", number)
 
     def abandon_step(self) -> None:
