@@ -8,6 +8,8 @@ Sluice with as many threads, which computes as much without a bubble.
                      this round as the budget
     sluice narrow    with --dtype bf16: 1F1B, with parameters and the optimizer's state in bf16 without masters
     torch narrow     with --dtype bf16: the same, which is the least that PyTorch can do
+    products         with f32: an equal share for each rank of the matrix products of the linear layers alone, by oneDNN, without a bubble:
+                     what a step cannot go below
 
 With bf16 the other sides keep f32 values: Sluice as masters; PyTorch and wrapped models compute by autocast.
 
@@ -23,6 +25,7 @@ import os
 import sys
 import time
 
+from products_alone import products_side
 from side_by_side import (CORES, ROOT, SHAPES, add_half, gpt2_config, make_tokens, medians, options_of, parser_of, peak_bytes, ran_by_turns,
                           sluice, sluice_ranks, temporary_folder, torch_ranks)
 
@@ -57,6 +60,15 @@ def torch_side(a, side, order, ends, tied=False, narrow=False):
     return torch_ranks(__file__, a.stages, {"side": side, "model": a.model, "batch": a.batch, "seq": a.seq, "micro": a.micro, "steps": a.steps,
                                             "order": order, "ends": ends, "stages": a.stages, "memory": a.memory, "tied": tied,
                                             "dtype": a.dtype, "narrow": narrow})
+
+
+def linears_of(a):
+    """Returns the linear layers of a rank that has an equal share of them, as products_side() takes them."""
+    layers, width, _ = SHAPES[a.model]
+    rows, words = a.batch * a.seq, gpt2_config(a.model).vocab_size
+    return [(layers * a.micro // a.stages, rows, outputs, inputs)
+            for outputs, inputs in ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))] + [
+        (a.micro // a.stages, rows, words, width)]
 
 
 class OfTorch:
@@ -191,6 +203,8 @@ def measure(a, folder):
     if a.dtype == "bf16":
         sides["sluice narrow"] = lambda: sluice_side(a, folder, tokens, *cut_of(a, "1f1b"), "--state", "bf16", "--master", "none")
         sides["torch narrow"] = lambda: torch_side(a, "torch", "1f1b", ends, narrow=True)
+    else:
+        sides["products"] = lambda: products_side(a.stages, linears_of(a), a.steps)
     sides["wrapped 1f1b tied"] = lambda: torch_side(a, "wrapped", "1f1b", ends, tied=True)
     if unknown := [name for name in a.sides.split(",") if a.sides and name not in sides]:
         raise SystemExit(f"--sides: '{unknown[0]}' is none; with {a.dtype} there are {', '.join(sides)}")

@@ -12,6 +12,7 @@ computes as much and sends nothing (goal: two ranks take at most 1.10 of its tim
     sluice half      with the disk, and half of the memory that a rank of "torch" took in this round as the budget
     sluice narrow    with --dtype bf16: parameters and the optimizer's state in bf16 without masters
     torch narrow     with --dtype bf16: the same, which is the least that PyTorch can do
+    products         with f32: the matrix products of the linear layers alone, by oneDNN: what a step cannot go below
 
 With bf16 the other sides keep f32 values: Sluice as masters; PyTorch computes by autocast, as torchtitan does for such ranks.
 
@@ -32,6 +33,7 @@ import json
 import sys
 import time
 
+from products_alone import products_side
 from side_by_side import (add_half, forget_peak, medians, options_of, parser_of, peak_bytes, ran_by_turns, run_entry, sluice_ranks, tell,
                           temporary_folder, torch_ranks)
 
@@ -46,14 +48,14 @@ NARROW = ("--state", "bf16", "--master", "none")
 OF_SLUICE = {"alone": ("--threads", RANKS), "sluice": ALONG_TENSOR, "sluice stage 3": (*ALONG_TENSOR, "--stage", 3),
              "sluice narrow": (*ALONG_TENSOR, *NARROW)}
 OF_TORCH = ("torch", "torch sequence", "torch narrow")
-OF_ALL = ("alone", "torch", "torch sequence")
-PEERS = {"sluice": OF_ALL, "sluice stage 3": OF_ALL, "sluice half": OF_ALL, "sluice narrow": ("torch narrow",)}
+OF_ALL = ("alone", "torch", "torch sequence", "products")
+PEERS = {"torch": ("products",), "sluice": OF_ALL, "sluice stage 3": OF_ALL, "sluice half": OF_ALL, "sluice narrow": ("torch narrow",)}
 
 
 def sides_of(dtype):
     """Returns the names of the sides with this type, in the order of their turns."""
     names = ("alone", "sluice", "torch", "sluice half", "sluice stage 3", "torch sequence")
-    return names if dtype == "f32" else (*names, "sluice narrow", "torch narrow")
+    return (*names, "products") if dtype == "f32" else (*names, "sluice narrow", "torch narrow")
 
 
 def arguments():
@@ -112,6 +114,14 @@ def sluice_side(a, folder, more, memory=None):
 def torch_side(a, folder, side):
     return torch_ranks(__file__, RANKS, {"side": side, "dtype": a.dtype, "batch": a.batch, "seq": a.seq, "steps": a.steps,
                                          "model": str(folder / "model"), "tokens": str(folder / "tokens.bin")})
+
+
+def linears_of(a):
+    """Returns the linear layers of a rank, as products_side() takes them."""
+    layers, width, heads, kv_heads, hidden, words = CASES[a.case]
+    rows, keys = a.batch * a.seq, width // heads * kv_heads
+    return [(layers, rows, outputs // RANKS, width) for outputs in (width, keys, keys, hidden, hidden)] + [
+        (layers, rows, width, inputs // RANKS) for inputs in (width, hidden)] + [(1, rows, words // RANKS, width)]
 
 
 def load(folder, dtype):
@@ -250,10 +260,11 @@ def ratios_of(sides):
 def table_of(result):
     """Returns the measurements as a table of docs/benchmarks/runs.json."""
     sides = result["sides"]
-    peers = [name for name in ("alone", *OF_TORCH) if name in sides]
+    peers = [name for name in ("alone", *OF_TORCH, "products") if name in sides]
     rows = [[name, f"{side['seconds']:.2f}", *(f"{side['seconds'] / sides[peer]['seconds']:.3f}" for peer in peers),
              f"{side['tokens_per_second']:.0f}", f"{side['peak'] / 2**20:.0f} MiB",
-             f"{side['rank_wait']:.2f} s" if side.get("rank_wait") else "", f"{side['loss_error']:.1e}"] for name, side in sides.items()]
+             f"{side['rank_wait']:.2f} s" if side.get("rank_wait") else "", f"{side['loss_error']:.1e}" if "loss_error" in side else ""]
+            for name, side in sides.items()]
     columns = ["", "seconds a step", *(f"of {peer}'s" for peer in peers), "tokens a second", "most memory of a rank", "waits for ranks",
                "losses differ by"]
     return {"columns": columns, "rows": rows}
@@ -273,13 +284,16 @@ def measure(a, folder):
     write_first_values(a.case, a.seq, folder / "model")
     write_windows(a, folder / "tokens.bin")
     sides = {side: lambda side=side: sluice_side(a, folder, OF_SLUICE[side]) if side in OF_SLUICE else torch_side(a, folder, side)
-             for side in a.sides if side != "sluice half"}
+             for side in a.sides if side not in ("sluice half", "products")}
     if "sluice half" in a.sides:
         add_half(sides, "sluice half", "torch", lambda memory: sluice_side(
             a, folder, (*ALONG_TENSOR, "--disk", f"{folder}:16GiB"), memory=memory))
+    if "products" in a.sides:
+        sides["products"] = lambda: products_side(RANKS, linears_of(a), a.steps)
     found = ran_by_turns(sides, a.rounds)
-    result = {"case": a.case, "dtype": a.dtype, "losses": found[a.sides[0]][0]["losses"], "sides": medians(found, a.batch * a.seq)}
-    for name, error in loss_errors(found).items():
+    trained = {name: runs for name, runs in found.items() if "losses" in runs[0]}
+    result = {"case": a.case, "dtype": a.dtype, "losses": next(iter(trained.values()))[0]["losses"], "sides": medians(found, a.batch * a.seq)}
+    for name, error in loss_errors(trained).items():
         result["sides"][name]["loss_error"] = error
     result["ratios"] = ratios_of(result["sides"])
     return result | {"run": run_of(a, result)}
@@ -289,7 +303,8 @@ def show(a, result):
     print(result["run"]["notes"][0])
     for name, side in result["sides"].items():
         print(f"{name}: {side['seconds']:.3f} s a step, {side['tokens_per_second']:.0f} tokens/s, at most {side['peak'] >> 20} MiB a rank, "
-              f"losses within {side['loss_error']:.1e} of {a.sides[0]}'s" + (f", waits {side['rank_wait']:.2f} s" if side.get("rank_wait") else ""))
+              + (f"losses within {side['loss_error']:.1e} of {a.sides[0]}'s" if "loss_error" in side else "no training")
+              + (f", waits {side['rank_wait']:.2f} s" if side.get("rank_wait") else ""))
     for side, peers in result["ratios"].items():
         for peer, ratio in peers.items():
             print(f"{side}: {ratio['seconds']:.3f} of the time of {peer}, {1 / ratio['seconds']:.2f} of its speed, {ratio['peak']:.2f} of its memory")
@@ -303,7 +318,7 @@ def main():
         result = measure(a, folder)
     tell(a, result, lambda result: show(a, result))
     bound = LOSS_TOLERANCE[a.dtype]
-    far = [name for name, side in result["sides"].items() if not side["loss_error"] <= bound]
+    far = [name for name, side in result["sides"].items() if not side.get("loss_error", 0) <= bound]
     return f"{', '.join(far)}: trained another model, since losses differ by more than {bound}" if far else 0
 
 
