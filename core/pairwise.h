@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace sluice {
@@ -45,12 +46,33 @@ class PairwiseStack {
   std::vector<std::uint8_t> levels_;
 };
 
-// Returns the pairwise sum of all these numbers. REQUIRES: there are some.
-inline double pairwise_sum(std::vector<double> values) {
-  for (std::size_t count = values.size(); count > 1; count = (count + 1) / 2)
-    for (std::size_t i = 0; i < count; i += 2)
-      values[i / 2] = i + 1 < count ? values[i] + values[i + 1] : values[i];
-  return values.front();
+// Pairwise summation of values as they come: neighbours are added first, and an odd last one is carried. The
+// partial sums are a binary counter.
+template <class T>
+class PairwiseSum {
+ public:
+  void add(T value) {
+    for (std::size_t bits = count_++; bits & 1; bits >>= 1) value = sums_[--size_] + value;
+    sums_[size_++] = value;
+  }
+  T total() const {
+    if (size_ == 0) return T{0};
+    T total = sums_[size_ - 1];
+    for (std::size_t i = size_ - 1; i-- > 0;) total = sums_[i] + total;
+    return total;
+  }
+
+ private:
+  T sums_[64];
+  std::size_t size_ = 0;
+  std::size_t count_ = 0;
+};
+
+template <class T>
+T pairwise_sum(std::span<const T> values) {
+  PairwiseSum<T> sum;
+  for (const T value : values) sum.add(value);
+  return sum.total();
 }
 
 }  // namespace sluice

@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "core/dtype.h"
+#include "core/pairwise.h"
 #include "kernels/simd.h"
 
 // For a lambda that is too large for the compiler to inline by itself.

@@ -1,7 +1,6 @@
 #pragma once
 #include <cstddef>
 #include <initializer_list>
-#include <span>
 
 #include "core/dtype.h"
 #include "core/error.h"
@@ -23,35 +22,6 @@ inline void require_float(std::initializer_list<ConstArray> arrays) {
     ensure(is_float(array.type),
            "a kernel takes arrays of f32, bf16 or f16 and was given {}; convert the array first",
            name_of(array.type));
-}
-
-// Pairwise summation of values as they come: neighbours are added first, and an odd last one is carried. The
-// partial sums are a binary counter.
-template <class T>
-class PairwiseSum {
- public:
-  void add(T value) {
-    for (std::size_t bits = count_++; bits & 1; bits >>= 1) value = sums_[--size_] + value;
-    sums_[size_++] = value;
-  }
-  T total() const {
-    if (size_ == 0) return T{0};
-    T total = sums_[size_ - 1];
-    for (std::size_t i = size_ - 1; i-- > 0;) total = sums_[i] + total;
-    return total;
-  }
-
- private:
-  T sums_[64];
-  std::size_t size_ = 0;
-  std::size_t count_ = 0;
-};
-
-template <class T>
-T pairwise_sum(std::span<const T> values) {
-  PairwiseSum<T> sum;
-  for (const T value : values) sum.add(value);
-  return sum.total();
 }
 
 // The number of rows that column_sum() adds in order as one block.

@@ -6,6 +6,7 @@
 
 #include "core/bytes.h"
 #include "core/error.h"
+#include "core/pairwise.h"
 #include "kernels/simd.h"
 #include "optim/adafactor_loops.h"
 
@@ -212,7 +213,7 @@ double Adafactor::rate_of(const Matrices& m, const Progress& p, const Hyperparam
   double rate = h.learning_rate;
   if (own().is_on("relative_step")) rate *= std::min(1e-2, 1 / std::sqrt(static_cast<double>(h.step)));
   if (!own().is_on("scale_parameter")) return rate;
-  const double sum = kernels::pairwise_sum(std::span<const double>(p.blocks, m.blocks()));
+  const double sum = pairwise_sum(std::span<const double>(p.blocks, m.blocks()));
   return rate * std::max(own().number("epsilon2"), std::sqrt(sum / static_cast<double>(m.elements)));
 }
 
@@ -247,7 +248,7 @@ class Factors {
     const double* const first =
         p_.strip_sums + column / m_.columns * strips * m_.columns + column % m_.columns;
     if (strips == 1) return *first;
-    kernels::PairwiseSum<double> sum;
+    PairwiseSum<double> sum;
     for (std::size_t strip = 0; strip < strips; ++strip) sum.add(first[strip * m_.columns]);
     return sum.total();
   }
@@ -286,7 +287,7 @@ void Adafactor::combine(Threads& threads, kernels::F32Products*, int round, cons
     if (m.factored) Factors(m, p, of(h).number("epsilon"), whole.state).find(threads);
     return;
   }
-  const double sum = kernels::pairwise_sum(std::span<const double>(p.blocks, m.blocks()));
+  const double sum = pairwise_sum(std::span<const double>(p.blocks, m.blocks()));
   p.scalars[0] /=
       std::max(1.0, std::sqrt(sum / static_cast<double>(m.elements)) / own().number("clip_threshold"));
 }

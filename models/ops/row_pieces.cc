@@ -64,7 +64,7 @@ class RowPieces : public Op {
       (*pieces_[piece].*pass)({run, context.graph(), step});
       losses.push_back(run.loss);
     }
-    context.run().loss += pairwise_sum(std::move(losses));
+    context.run().loss += pairwise_sum<double>(losses);
   }
 
   // Returns the step with the locations of the piece's parts of the arrays.

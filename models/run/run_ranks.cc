@@ -190,7 +190,7 @@ std::vector<std::vector<double>> RunRanks::of_last(const std::vector<std::string
   }
   std::vector<std::vector<double>> sums(found.size());
   for (std::size_t data = 0; data < found.size(); ++data)
-    for (std::vector<double>& parts : found[data]) sums[data].push_back(pairwise_sum(std::move(parts)));
+    for (const std::vector<double>& parts : found[data]) sums[data].push_back(pairwise_sum<double>(parts));
   return sums;
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/reduce.h"
 
+#include "core/pairwise.h"
 #include "kernels/harness.h"
 
 namespace sluice::kernels::reduce_test {
