@@ -208,14 +208,20 @@ RunRanks::Outcome RunRanks::combine(Outcome own) {
   return all;
 }
 
-double RunRanks::mean(const std::vector<double>& own, std::uint64_t count, std::uint64_t targets) {
-  std::vector<double> padded = own;  // some ranks have measured one loss more than others
-  padded.resize(divide_up(count, static_cast<std::uint64_t>(data_size())));
+double RunRanks::mean(const std::vector<double>& losses, const std::vector<double>& targets,
+                      std::uint64_t count) {
+  // Some ranks have measured one micro-batch more than others.
+  const std::size_t most = divide_up(count, static_cast<std::uint64_t>(data_size()));
+  std::vector<double> own(2 * most);
+  std::ranges::copy(losses, own.begin());
+  std::ranges::copy(targets, own.begin() + static_cast<std::ptrdiff_t>(most));
   const std::vector<std::vector<double>> all =
-      of_last(from_all("the losses of a validation", bytes_of(padded)), padded.size());
+      of_last(from_all("the losses of a validation", bytes_of(own)), own.size());
   double sum = 0;
-  for (std::uint64_t i = 0; i < count; ++i)
-    sum += all[i % all.size()][i / all.size()] / static_cast<double>(targets);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::vector<double>& found = all[i % all.size()];
+    sum += found[i / all.size()] / found[most + i / all.size()];
+  }
   return sum / static_cast<double>(count);
 }
 

@@ -72,9 +72,10 @@ class RunRanks {
     bool stop = false;           // a stop was requested
   };
   Outcome combine(Outcome own);
-  // Returns the mean of validation losses over `count` micro-batches, each of so many targets. A rank has
-  // measured the sums of those with index % data_size() == data_rank(), or its part of these.
-  double mean(const std::vector<double>& own, std::uint64_t count, std::uint64_t targets);
+  // Returns the mean of the validation losses of `count` micro-batches, each the mean over its targets. Given
+  // are the sums of losses, and the numbers of targets, of those with index % data_size() == data_rank(), or
+  // of this rank's part of them.
+  double mean(const std::vector<double>& losses, const std::vector<double>& targets, std::uint64_t count);
   // Returns this rank's place on the mesh, as in "pipeline stage 2 of 3"; empty where no model is cut.
   std::string place() const;
   // Ends the run of all ranks with this error. All programs have the same exit status where the request was

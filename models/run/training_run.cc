@@ -320,13 +320,15 @@ std::optional<double> TrainingRun::evaluate_if_due() {
   const bool is_due = due(settings_.eval_every) || (!settings_.out.empty() && due(settings_.save_every)) ||
                       step_ == settings_.steps;
   if (settings_.eval_every == 0 || !is_due) return std::nullopt;
-  std::vector<double> losses;
+  std::vector<double> losses, targets;
   const auto ranks = static_cast<std::uint64_t>(ranks_.data_size());
   for (auto i = static_cast<std::uint64_t>(ranks_.data_rank()); i < settings_.eval_batches; i += ranks) {
     if (ranks_.size() == 1 && stop_requested()) return std::nullopt;
-    losses.push_back(runner_->evaluate(setup_.data->validation(i)));
+    const MicroBatch& micro_batch = setup_.data->validation(i);
+    losses.push_back(runner_->evaluate(micro_batch));
+    targets.push_back(static_cast<double>(counted_targets({&micro_batch, 1})));
   }
-  const double loss = ranks_.mean(losses, settings_.eval_batches, settings_.batch * settings_.length);
+  const double loss = ranks_.mean(losses, targets, settings_.eval_batches);
   validation_ = engine::validation_record(loss, judge());
   return loss;
 }

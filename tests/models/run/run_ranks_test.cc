@@ -166,7 +166,8 @@ TEST_F(RunRanksTest, PutTogetherWhatTheyKnow) {
     EXPECT_EQ(ranks.sum(static_cast<std::uint64_t>(ranks.rank()) + 1), 6u);
     EXPECT_EQ(ranks.from_first("rank " + std::to_string(ranks.rank())), "rank 0");
     const std::vector<std::vector<double>> losses = {{0, 3}, {1, 4}, {2}};
-    EXPECT_EQ(ranks.mean(losses[static_cast<std::size_t>(ranks.rank())], 5, 4), 0.5);
+    const std::vector<double>& measured = losses[static_cast<std::size_t>(ranks.rank())];
+    EXPECT_EQ(ranks.mean(measured, std::vector<double>(measured.size(), 4), 5), 0.5);
   });
 }
 
@@ -176,7 +177,7 @@ TEST(RunRanks, AloneSendsNothing) {
   const RunRanks::Outcome all = ranks.combine({{2.5, 1}, true});
   EXPECT_EQ(all.losses, (std::vector<double>{2.5, 1}));
   EXPECT_TRUE(all.stop);
-  EXPECT_EQ(ranks.mean({1, 2}, 2, 2), 0.75);
+  EXPECT_EQ(ranks.mean({1, 2}, {2, 4}, 2), 0.5);
   EXPECT_EQ(ranks.from_first("own"), "own");
 }
 
