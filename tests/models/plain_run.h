@@ -67,6 +67,22 @@ class PlainSource : public ParameterSource {
     return test::value_at({values_[parameter].bytes().data(), dtype_}, element);
   }
 
+  // From now on the gradients of a use, so many in a step, are not added but kept one after another.
+  void keep_apart(std::size_t gradients) {
+    apart_ = gradients;
+    for (std::size_t parameter = 0; parameter < parameters(); ++parameter)
+      for (GuardedMemory& use : gradients_[parameter])
+        use = GuardedMemory(gradients * elements_[parameter] * sizeof(float));
+  }
+  // Returns those of a use, in their order; zeros where it was never written.
+  std::vector<float> kept_apart(std::size_t parameter, int use) const {
+    std::vector<float> all(apart_ * elements_[parameter]);
+    if (last_[parameter].at(static_cast<std::size_t>(use)) >= 0)
+      std::memcpy(all.data(), gradients_[parameter][static_cast<std::size_t>(use)].bytes().data(),
+                  all.size() * sizeof(float));
+    return all;
+  }
+
   // Returns the sum over uses, of which one that was never written is zero, as is what this rank does not
   // write where ranks compute parts of layers.
   std::vector<float> gradient_of(std::size_t parameter) const {
@@ -144,10 +160,11 @@ class PlainSource : public ParameterSource {
     require(there, "a gradient is written without its unit");
     auto& last = last_[parameter].at(static_cast<std::size_t>(use));
     require(last < static_cast<std::ptrdiff_t>(micro_batch), "micro-batches out of order");
-    const bool accumulate = last >= 0;
+    const bool accumulate = last >= 0 && apart_ == 0;
     last = static_cast<std::ptrdiff_t>(micro_batch);
     auto* data = gradients_[parameter][static_cast<std::size_t>(use)].bytes().data();
-    return {reinterpret_cast<float*>(data), accumulate};
+    return {reinterpret_cast<float*>(data) + (apart_ == 0 ? 0 : micro_batch * elements_[parameter]),
+            accumulate};
   }
   void progress() override {}
 
@@ -169,6 +186,7 @@ class PlainSource : public ParameterSource {
   std::vector<engine::Access> held_;
   std::multiset<engine::UnitId> reading_;
   std::size_t next_ = 0;
+  std::size_t apart_ = 0;  // gradients of a use that are kept apart; 0: they are added
 };
 
 // Returns each unit's choice of that name, or its first one where it has none.

@@ -171,6 +171,19 @@ TEST_F(RunRanksTest, PutTogetherWhatTheyKnow) {
   });
 }
 
+// One after another these numbers would give 1.
+TEST_F(RunRanksTest, AddLossesOfPartsOfSequencesPairwise) {
+  const std::vector<double> losses = {1e16, 1, -1e16, 1};
+  comm::run_communicators(comm::World::kThreads, 4, [&](comm::Communicator& communicator) {
+    TrainSettings s = of_rank(communicator);
+    s.mesh = comm::Mesh::parse("sequence=4");
+    RunRanks ranks(s);
+    const double own = losses[static_cast<std::size_t>(ranks.rank())];
+    EXPECT_EQ(ranks.combine({{own, 2}, false}).losses, (std::vector<double>{0, 8}));
+    EXPECT_EQ(ranks.mean({own, 2}, {4, 4}, 2), 0.25);
+  });
+}
+
 TEST(RunRanks, AloneSendsNothing) {
   RunRanks ranks{TrainSettings()};
   EXPECT_TRUE(ranks.is_first());
