@@ -22,7 +22,8 @@ std::uint64_t mix(std::uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
-std::uint64_t half_checksum(const std::vector<std::size_t>& numbers) {
+template <class Number>
+std::uint64_t half_checksum(const std::vector<Number>& numbers) {
   return checksum(std::as_bytes(std::span(numbers))) & 0xffffffff;
 }
 
@@ -31,8 +32,8 @@ std::uint64_t half_checksum(const std::vector<std::size_t>& numbers) {
 Call call_of(const Task& task, const Group& group) {
   std::uint64_t detail = half_checksum(task.borders);
   const SumOrder& order = task.order;
-  if (!order.arrays.empty() && order != order_of_ranks(static_cast<int>(order.arrays.size())))
-    detail |= (half_checksum(order.merges) | 1) << 32;
+  if (!order.from.empty() && order != order_of_ranks(order.ranks()))
+    detail |= ((half_checksum(order.merges) ^ half_checksum(order.from)) | 1) << 32;
   return {static_cast<std::uint8_t>(task.kind), static_cast<std::uint8_t>(task.element), task.borders.back(),
           task.kind == CallKind::kBroadcast ? static_cast<std::uint64_t>(group.member(task.root)) : detail};
 }

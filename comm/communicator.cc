@@ -273,13 +273,13 @@ void Communicator::check_other(int other, const char* what) const {
 
 std::vector<std::byte*> Communicator::checked_arrays(std::span<const Array> arrays, const SumOrder& order,
                                                      const std::string& name) const {
-  const std::size_t expected = order.arrays.at(static_cast<std::size_t>(rank()));
-  if (arrays.size() != expected || order.arrays.size() != static_cast<std::size_t>(size()))
+  const std::size_t expected = order.arrays_of(rank());
+  if (arrays.empty() || arrays.size() != expected || order.ranks() != size())
     sluice::fail(
         ErrorCode::kInvalidArgument,
         "'{}': {} arrays were given, and an order of {} ranks, of which this one has {}; there are {} "
         "ranks",
-        name, arrays.size(), order.arrays.size(), expected, size());
+        name, arrays.size(), order.ranks(), expected, size());
   std::vector<std::byte*> bytes;
   for (const Array& array : arrays) {
     if (!is_float(array.type) || array.type != arrays[0].type)

@@ -38,41 +38,58 @@ std::string_view name_of(Element element) {
   return name_of(static_cast<Dtype>(element));
 }
 
-std::size_t SumOrder::most_arrays() const { return *std::ranges::max_element(arrays); }
+int SumOrder::ranks() const { return from.empty() ? 0 : *std::ranges::max_element(from) + 1; }
+
+std::size_t SumOrder::arrays_of(int rank) const {
+  return static_cast<std::size_t>(std::ranges::count(from, rank));
+}
+
+std::size_t SumOrder::most_arrays() const {
+  std::size_t most = 0;
+  for (int rank = 0; rank < ranks(); ++rank) most = std::max(most, arrays_of(rank));
+  return most;
+}
 
 SumOrder order_of_ranks(int ranks) {
   std::vector<std::size_t> borders(static_cast<std::size_t>(ranks) + 1);
+  std::vector<int> owners(static_cast<std::size_t>(ranks));
   std::iota(borders.begin(), borders.end(), 0);
-  return pairwise_order(borders);
+  std::iota(owners.begin(), owners.end(), 0);
+  return pairwise_order(borders, owners);
 }
 
-SumOrder pairwise_order(std::span<const std::size_t> borders) {
+SumOrder pairwise_order(std::span<const std::size_t> borders, std::span<const int> owners) {
   SumOrder order;
   PairwiseStack all;
-  for (std::size_t rank = 0; rank + 1 < borders.size(); ++rank) {
-    PairwiseStack own(borders[rank]);
-    for (std::size_t i = borders[rank]; i < borders[rank + 1]; ++i) own.push();
-    order.arrays.push_back(own.height());
-    for (const std::uint8_t level : own.levels()) order.merges.push_back(all.push(level));
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    PairwiseStack own(borders[i]);
+    for (std::size_t leaf = borders[i]; leaf < borders[i + 1]; ++leaf) own.push();
+    for (const std::uint8_t level : own.levels()) {
+      order.from.push_back(owners[i]);
+      order.merges.push_back(all.push(level));
+    }
   }
   order.merges.back() += all.carries();
   return order;
 }
 
-std::vector<SumNode> nodes_within(const SumOrder& order, std::size_t first, std::size_t last) {
-  std::vector<std::size_t> begins;  // of the sums on the stack
+std::vector<SumNode> nodes_within(const SumOrder& order, const std::function<bool(int rank)>& is_within) {
+  std::vector<bool> within;  // of the sums on the stack
   std::vector<SumNode> nodes;
-  for (std::size_t i = 0; i < last; ++i) {
-    begins.push_back(i);
-    if (i >= first) nodes.push_back({i, i + 1, 0});
+  for (std::size_t i = 0; i < order.from.size(); ++i) {
+    const bool here = is_within(order.from[i]);
+    within.push_back(here);
+    if (here) nodes.push_back({i, i + 1, 0});
     for (std::size_t merge = 0; merge < order.merges[i]; ++merge) {
-      begins.pop_back();
-      if (i < first) continue;
-      if (begins.back() < first) {
-        ++nodes.back().merges;
-      } else {
+      const bool upper = within.back();
+      within.pop_back();
+      const bool both = upper && within.back();
+      within.back() = both;
+      if (both) {
         nodes.pop_back();
         nodes.back().last = i + 1;
+      } else if (here) {
+        ++nodes.back().merges;
       }
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -17,32 +18,34 @@ std::size_t size_of(Element element);
 std::string_view name_of(Element element);  // "f32", "f64"
 
 // The fixed order in which a sum over ranks is added ("written order", docs/architecture.md section 9), as a
-// postfix program: the arrays are pushed onto a stack, rank after rank; after each one the two topmost
+// postfix program: the arrays are pushed onto a stack one after another; after each one the two topmost
 // entries, lower plus upper, are replaced by their sum as often as `merges` says. One entry is left at the
 // end.
 struct SumOrder {
-  std::vector<std::size_t> arrays;  // by rank: how many arrays it contributes
-  std::vector<std::size_t> merges;  // by array, over all ranks: the number of additions after it is pushed
+  std::vector<int> from;  // by array: the rank that contributes it; it gives its arrays in their order
+  std::vector<std::size_t> merges;  // by array: the number of additions after it is pushed
 
+  int ranks() const;  // each of them contributes an array
+  std::size_t arrays_of(int rank) const;
   std::size_t most_arrays() const;  // of any one rank
   bool operator==(const SumOrder&) const = default;
 };
 
 // The pairwise order of one array per rank, with ranks as leaves.
 SumOrder order_of_ranks(int ranks);
-// The pairwise order (core/pairwise.h) of leaves, of which rank r has borders[r] ... borders[r + 1] - 1. Each
-// rank contributes the largest subtrees that lie within its leaves, in ascending order. REQUIRES: every rank
+// The pairwise order (core/pairwise.h) of leaves, of which rank owners[i] has borders[i] ... borders[i + 1]
+// - 1. It contributes the largest subtrees that lie within these, in ascending order. REQUIRES: every rank
 // has a leaf.
-SumOrder pairwise_order(std::span<const std::size_t> borders);
+SumOrder pairwise_order(std::span<const std::size_t> borders, std::span<const int> owners);
 
 // A subtree of the order of addition: the sum of the arrays first ... last - 1.
 struct SumNode {
   std::size_t first, last;
   std::size_t merges;  // the number of additions after the subtree
 };
-// Returns the largest subtrees of the order that lie within the arrays first ... last - 1 of all ranks, in
+// Returns the largest subtrees of the order to which only ranks contribute for which is_within() is true, in
 // ascending order.
-std::vector<SumNode> nodes_within(const SumOrder& order, std::size_t first, std::size_t last);
+std::vector<SumNode> nodes_within(const SumOrder& order, const std::function<bool(int rank)>& is_within);
 
 // Adds arrays of all ranks in the order that SumOrder describes.
 class Adder {

@@ -33,7 +33,8 @@ Gradients::Gradients(const Layout& layout, const Profile& profile, const Plan& p
   }
   const std::vector<int> uses = gradient_uses(profile);
   const std::vector<std::size_t> sums = gradient_buffers(
-      profile, MicroBatchSums(plan.reproducible, plan.ranks, profile.gradients()), plan.group);
+      profile, MicroBatchSums(plan.reproducible, plan.ranks, profile.micro_batches, profile.pieces),
+      plan.group);
   for (UnitId unit = 0; unit < layout.units().size(); ++unit) {
     const UnitSpec& spec = layout.units()[unit];
     std::vector<Buffer> buffers;

@@ -7,33 +7,47 @@
 
 namespace sluice::engine {
 
-MicroBatchSums::MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t micro_batches)
-    : pairwise_(pairwise), ranks_(ranks), heights_{0}, merges_(micro_batches) {
-  const int apart = ranks.size / ranks.alike;  // ranks with micro-batches of their own
-  for (int rank = 0; rank <= apart; ++rank)
-    borders_.push_back(static_cast<std::size_t>(rank) * micro_batches);
-  PairwiseStack stack(borders_[static_cast<std::size_t>(ranks.rank % apart)]);
-  for (std::size_t i = 0; i < micro_batches; ++i) {
-    if (!pairwise) {
-      heights_.push_back(1);
-      continue;
+MicroBatchSums::MicroBatchSums(bool pairwise, const RankOf& ranks, std::size_t micro_batches,
+                               std::size_t pieces)
+    : pairwise_(pairwise), ranks_(ranks), heights_{0} {
+  if (!pairwise) {
+    merges_.assign(micro_batches * pieces, 0);
+    heights_.resize(merges_.size() + 1, 1);
+    return;
+  }
+  const int apart = ranks.size / ranks.alike;        // ranks with gradients of their own
+  const int sharing = ranks.together / ranks.alike;  // of them, those that share a micro-batch
+  // A rank's gradients are next to each other, unless it shares micro-batches.
+  const std::size_t stretches = sharing > 1 ? micro_batches : 1, size = micro_batches * pieces / stretches;
+  for (int first = 0; first < apart; first += sharing)
+    for (std::size_t stretch = 0; stretch < stretches; ++stretch)
+      for (int rank = first; rank < first + sharing; ++rank) {
+        borders_.push_back(borders_.back() + size);
+        owners_.push_back(rank);
+      }
+  for (std::size_t i = 0; i < owners_.size(); ++i) {
+    if (owners_[i] != ranks.rank % apart) continue;
+    PairwiseStack stack(borders_[i]);
+    const std::size_t below = heights_.back();
+    for (std::size_t gradient = 0; gradient < size; ++gradient) {
+      most_ = std::max(most_, below + stack.height() + 1);
+      merges_.push_back(stack.push());
+      heights_.push_back(below + stack.height());
     }
-    most_ = std::max(most_, stack.height() + 1);
-    merges_[i] = stack.push();
-    const bool all = apart == 1 && i + 1 == micro_batches;
-    if (all) merges_[i] += stack.carries();
-    heights_.push_back(all ? 1 : stack.height());
+    if (apart > 1) continue;
+    merges_.back() += stack.carries();
+    heights_.back() = 1;
   }
 }
 
 comm::SumOrder MicroBatchSums::order() const {
   // One rank alone has made its sums one.
   if (!pairwise_ || ranks_.size == ranks_.alike) return comm::order_of_ranks(ranks_.size);
-  const comm::SumOrder once = comm::pairwise_order(borders_);
+  const comm::SumOrder once = comm::pairwise_order(borders_, owners_);
   comm::SumOrder order;
   PairwiseStack stack;
   for (int i = 0; i < ranks_.alike; ++i) {  // all but one of which give nothing of an element
-    order.arrays.insert(order.arrays.end(), once.arrays.begin(), once.arrays.end());
+    for (const int rank : once.from) order.from.push_back(i * once.ranks() + rank);
     order.merges.insert(order.merges.end(), once.merges.begin(), once.merges.end());
     order.merges.back() += stack.push();
   }

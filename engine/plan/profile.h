@@ -107,7 +107,6 @@ struct Profile {
   std::size_t hidden_bytes = 0;           // memory that libraries allocate beyond operands
   bool native_products = true;            // false: operands are widened to f32 for each product
 
-  std::size_t gradients() const { return micro_batches * pieces; }  // of each parameter's use, in one step
   // How often a step repeats the schedule, where so many micro-batches pass through a unit together.
   std::size_t repeats(std::size_t group) const;
 };

@@ -39,8 +39,8 @@ class SizesOfRanks {
       sizes.push_back(shards_.shard(unit, rank).size() * size_of(layout_.dtype(unit)));
     RankOf own = request_.ranks;
     own.rank = rank;
-    sizes.push_back(
-        engine::sums_bytes(profile_, layout_, {request_.reproducible, own, profile_.gradients()}));
+    sizes.push_back(engine::sums_bytes(
+        profile_, layout_, {request_.reproducible, own, profile_.micro_batches, profile_.pieces}));
     const RelayedShards::Need need = RelayedShards::need_of(layout_, shards_, largest_, hosts_, rank);
     sizes.push_back(need.pieces * need.bytes);
     return sizes;

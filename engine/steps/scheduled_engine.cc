@@ -22,7 +22,7 @@ ScheduledEngine::ScheduledEngine(const Profile& profile, const Plan& plan, const
                                  const Resources& resources)
     : Engine(profile, plan, optimizer, resources),
       twin_(profile.twin),
-      sums_(plan.reproducible, plan.ranks, profile.gradients()),
+      sums_(plan.reproducible, plan.ranks, profile.micro_batches, profile.pieces),
       order_(sums_.order()),
       given_(given_elements(layout(), profile, plan.ranks)),
       touched_(layout(), profile, plan.ranks),

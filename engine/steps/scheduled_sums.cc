@@ -107,9 +107,7 @@ Packing ScheduledEngine::pack(UnitId unit, int use, const std::vector<Array>& ar
   return packing;
 }
 
-std::size_t ScheduledEngine::own_sums() const {
-  return order_.arrays[static_cast<std::size_t>(core().plan.ranks.rank)];
-}
+std::size_t ScheduledEngine::own_sums() const { return order_.arrays_of(core().plan.ranks.rank); }
 
 // Fills with zeros where nothing was written.
 void ScheduledEngine::fill_sums(ParameterId parameter, int use, std::size_t waiting_from) {

@@ -77,7 +77,7 @@ TransferGroup UnitSums::begin(UnitId unit, std::span<const ParameterId> of, bool
 void UnitSums::begin(UnitId unit, ElementRange elements, std::span<const ParameterId> of, Done done) {
   if (core_.device_sums) return begin_on_gpu(unit, elements, of, std::move(done));
   std::vector<Array> sums;
-  for (std::size_t i = 0; i < order_.arrays[static_cast<std::size_t>(core_.plan.ranks.rank)]; ++i)
+  for (std::size_t i = 0; i < order_.arrays_of(core_.plan.ranks.rank); ++i)
     sums.push_back({core_.gradients.sum(unit, 0, i, 0) + elements.begin, Dtype::kF32});
   core_.ranks->sum_gradient_in(unit, elements, sums, order_, std::move(done));
 }

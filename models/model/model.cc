@@ -431,7 +431,7 @@ engine::Profile Model::profile(std::size_t micro_batches, const kernels::MatrixL
   profile.pieces = impl_->shape.sequence.own_pieces();
   // All micro-batches but the first accumulate gradients of weights; the first is counted as if it did.
   for (kernels::Product& product : profile.products)
-    product.accumulate = product.transpose_a && profile.gradients() > 1;
+    product.accumulate = product.transpose_a && profile.micro_batches * profile.pieces > 1;
   profile.tokens = impl_->shape.rows();
   profile.border_gradient_bytes = profile.unit_profiles.back().input_bytes;
   profile.hidden_bytes = products.hidden_bytes();

@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(
         Partition{2, "3", "disk",
                   "--reproducible --mesh tensor=2 --optimizer adamw --dtype bf16 --master none --group 5"},
         Partition{4, "3", "disk",
-                  "--reproducible --sequence-grain 4 --mesh sequence=2,data=2 --seq 512 --accumulate 2 "
+                  "--reproducible --sequence-grain 4 --mesh sequence=2,data=2 --seq 512 --accumulate 6 "
                   "--optimizer adamw --dtype bf16 --eval-every 2 --recompute full"}));
 INSTANTIATE_TEST_SUITE_P(
     Long, TwinsOfRanksTest,
@@ -59,8 +59,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "--reproducible --sequence-grain 4 --mesh sequence=2,tensor=2 --seq 512 --accumulate 1 "
                   "--optimizer adafactor --dtype f16"},
         Partition{4, "1", "disk",
-                  "--reproducible --sequence-grain 2 --mesh pipeline=2,sequence=2 --seq 256 --accumulate 1 "
+                  "--reproducible --sequence-grain 2 --mesh pipeline=2,sequence=2 --seq 256 --accumulate 5 "
                   "--optimizer lion --pipeline zb-h1"},
+        Partition{4, "2", "disk",
+                  "--reproducible --sequence-grain 4 --mesh sequence=4 --seq 512 --accumulate 3 "
+                  "--optimizer muon --group 1"},
         Partition{2, "3", "disk",
                   "--reproducible --sequence-grain 2 --seq 256 --accumulate 4 --optimizer adamw --group 1"}));
 

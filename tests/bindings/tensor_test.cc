@@ -11,16 +11,22 @@ using TensorRunTest = RanksTest;
 // A table of which each step has most rows is summed whole, so that what ranks receive does not depend on the
 // data. With ZeRO some of it comes in the next step.
 TEST_F(TensorRunTest, MoveAndTakeWhatTheirPlansSay) {
-  for (const auto& [ranks, axes, seq, accumulate, more] :
-       {std::tuple(3, "tensor=3", "32", "64", ""),
-        {4, "data=2,tensor=2", "32", "64", ""},
-        {2, "sequence=2", "256", "8", ""},
-        {4, "sequence=2,tensor=2", "256", "1", " --reproducible --sequence-grain 2 --batch 16"}}) {
+  const std::string path = folder_ / "model/config.json";
+  Json config = parse_json(file_text(path), path);
+  config["vocab_size"] = 256;
+  std::ofstream(path) << config;
+  const std::string in_pieces = "--reproducible --sequence-grain 4 --seq 512 --model " + (folder_ / "model");
+  for (const auto& [ranks, axes, flags] :
+       {std::tuple(3, "tensor=3", std::string("--model tiny --seq 32 --accumulate 64")),
+        {4, "data=2,tensor=2", "--model tiny --seq 32 --accumulate 64"},
+        {2, "sequence=2", "--model tiny --seq 256 --accumulate 8"},
+        {4, "sequence=2,tensor=2", in_pieces + " --accumulate 1 --batch 8"},
+        {4, "data=2,sequence=2", in_pieces + " --accumulate 8"}}) {
     SCOPED_TRACE(axes);
     const std::string run = axes;
-    succeed(words(run, ranks, 2,
-                  fmt::format("--model tiny --seq {} --accumulate {} --stage 0 --mesh {} --profile {}{}", seq,
-                              accumulate, axes, folder_ / (run + ".html"), more)));
+    succeed(
+        words(run, ranks, 2,
+              fmt::format("{} --stage 0 --mesh {} --profile {}", flags, axes, folder_ / (run + ".html"))));
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string name = rank == 0 ? run : run + ".rank" + std::to_string(rank);
       const Json plan = profile_of(folder_ / (name + ".html")).at("plan"), last = rows(name).back();
@@ -118,8 +124,8 @@ TEST_F(TensorRunTest, AreRefusedWithWhatIsWrong) {
        {"sequences over 2 ranks", "one piece (--sequence-grain)", "give --sequence-grain 4"}},
       {3, "--mesh sequence=3 --reproducible --sequence-grain 4", {"4 pieces", "be a power of 2"}},
       {2,
-       "--mesh sequence=2 --reproducible --sequence-grain 4",
-       {"12 micro-batches each", "give --accumulate 1,"}},
+       "--mesh sequence=2 --reproducible --sequence-grain 2 --seq 256 --accumulate 1025",
+       {"1025 micro-batches each", "takes 1024", "larger --batch"}},
       {1,
        "--reproducible --sequence-grain 4",
        {"32 tokens", "4 pieces (--sequence-grain)", "multiple of 512"}},

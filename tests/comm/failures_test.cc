@@ -121,7 +121,7 @@ TEST(Mismatch, IsNamedOnAllRanks) {
 
 // Ranks that differ in this alone must not be described alike.
 TEST(Mismatch, OfOrdersOfSumsIsNamedOnAllRanks) {
-  const SumOrder in_turn{{1, 1, 1, 1}, {0, 1, 1, 1}};
+  const SumOrder in_turn{{0, 1, 2, 3}, {0, 1, 1, 1}};
   const char* const with_order = R"(4 elements(, borders [0-9a-f]+)?, added in the order [0-9a-f]+\))";
   for (const bool scattered : {false, true})
     expect_mismatch(4, {R"(\(f32, 4 elements(, borders [0-9a-f]+)?\))", with_order, "rank 3"},

@@ -104,12 +104,18 @@ std::vector<float> sum(Communicator& comm, std::vector<Values> values, const Sum
 TEST_P(GivenTest, HaveTheBitsOfSumsToWhichAllElementsAreGiven) {
   const auto given = std::make_shared<const Given>(some_of(elements(), ranks()));
   std::vector<std::size_t> numbers{0};
-  for (int rank = 0; rank < ranks(); ++rank) numbers.push_back(numbers.back() + 1 + numbers.back() % 3);
-  for (const SumOrder& order : {order_of_ranks(ranks()), pairwise_order(numbers)})
+  std::vector<int> owners;
+  for (int i = 0; i < 2 * ranks(); ++i) {
+    numbers.push_back(numbers.back() + 1 + numbers.back() % 3);
+    owners.push_back(i % ranks());
+  }
+  const std::span once = std::span(owners).first(owners.size() / 2);
+  for (const SumOrder& order :
+       {order_of_ranks(ranks()), pairwise_order(numbers, once), pairwise_order(numbers, owners)})
     for (const bool scatter : {true, false})
       run_communicators(world(), ranks(), [&](Communicator& comm) {
         const int rank = comm.rank();
-        const std::size_t arrays = order.arrays[static_cast<std::size_t>(rank)];
+        const std::size_t arrays = order.arrays_of(rank);
         for (std::uint64_t id = 2; id < 8; id += 2) {
           const auto whole = sum(comm, arrays_of(*given, rank, arrays, elements(), -0.0f), order, scatter,
                                  nullptr, id),

@@ -96,13 +96,29 @@ TEST_P(HostsTest, GetWhatIsBroadcastOnce) {
 
 // Ranks 1 to 4 of 6 have of ((0 + 1) + (2 + 3)) + (4 + 5) the sums 1, 2 + 3 and 4.
 TEST(SumNodes, AreTheLargestWithinARange) {
-  const std::vector<SumNode> nodes = nodes_within(order_of_ranks(6), 1, 5);
+  const std::vector<SumNode> nodes = nodes_within(order_of_ranks(6), [](int r) { return r >= 1 && r < 5; });
   ASSERT_EQ(nodes.size(), 3u);
   EXPECT_EQ(nodes[1].first, 2u);
   EXPECT_EQ(nodes[1].last, 4u);
   EXPECT_EQ(nodes[0].merges, 1u);
   EXPECT_EQ(nodes[1].merges, 1u);
   EXPECT_EQ(nodes[2].merges, 0u);
+}
+
+// Ranks 1 and 2 of 0, 1, 2, 0, 1, 2 have of ((0 + 1) + (2 + 0)) + (1 + 2) three sums.
+TEST(SumNodes, AreTheLargestWhereRanksTakeTurns) {
+  const std::vector<std::size_t> borders = {0, 1, 2, 3, 4, 5, 6};
+  const std::vector<int> owners = {0, 1, 2, 0, 1, 2};
+  const std::vector<SumNode> nodes =
+      nodes_within(pairwise_order(borders, owners), [](int r) { return r > 0; });
+  ASSERT_EQ(nodes.size(), 3u);
+  EXPECT_EQ(nodes[0].merges, 1u);
+  EXPECT_EQ(nodes[1].first, 2u);
+  EXPECT_EQ(nodes[1].last, 3u);
+  EXPECT_EQ(nodes[1].merges, 0u);
+  EXPECT_EQ(nodes[2].first, 4u);
+  EXPECT_EQ(nodes[2].last, 6u);
+  EXPECT_EQ(nodes[2].merges, 1u);
 }
 
 }  // namespace sluice::comm::hosts_test

@@ -128,8 +128,6 @@ TEST_F(MeshChoiceTest, LeavesOutWhatAStatedMeshIsRefusedFor) {
   EXPECT_THAT(why_not(same_bits, "data=4,sequence=2"), HasSubstr("give --sequence-grain 4"));
   TrainSettings in_pieces = settings_of(kCases[5]);
   in_pieces.sequence_grain = 2;
-  EXPECT_THAT(why_not(planned(in_pieces), "data=4,sequence=2"), HasSubstr("give --accumulate 4"));
-  in_pieces.accumulate = 4;
   EXPECT_EQ(why_not(planned(in_pieces), "data=4,sequence=2"), "");
   EXPECT_THAT(why_not(few, "data=8"), HasSubstr("8 ranks cannot share evenly"));
   EXPECT_THAT(why_not(pipeline, "data=4"), HasSubstr("there is no pipeline"));
