@@ -83,8 +83,8 @@ void bind_ranks(Flags& flags, models::TrainSettings& s, TrainOptions& options) {
           engine::kMostStage));
   flags.toggle(
       "--reproducible", s.plan.reproducible,
-      "the same bits at any number of ranks: gradients are added pairwise over the micro-batches of all, and "
-      "layers are computed in pieces (--grain, --sequence-grain)");
+      "the same bits on one rank and on several: gradients are added pairwise over the micro-batches of all, "
+      "and layers are computed in --grain pieces, sequences in --sequence-grain");
   flags.whole(
       "--grain", s.grain,
       "with --reproducible, the pieces that a layer is cut into, at any size of --mesh's tensor that divides "

@@ -1,11 +1,13 @@
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "comm/given.h"
+#include "kernels/attention.h"
 
 // Several ranks compute a micro-batch together: pieces of its layers along the mesh's axis "tensor"
 // (Megatron-LM, Shoeybi et al. 2019), and parts of its sequences along "sequence"; decisions 64 and 65.
@@ -72,6 +74,13 @@ struct SequenceCut {
   SequenceCut of_piece(std::size_t piece) const { return {pieces, pieces, piece}; }
   bool operator==(const SequenceCut&) const = default;
 };
+// A piece of a sequence has a multiple of this many tokens.
+inline constexpr std::size_t kPieceTokens = 2 * kernels::kQueryGrain;
+// Returns the largest power of 2 of pieces that sequences of this length can be cut into; 1: they stay whole.
+inline std::size_t most_pieces(std::size_t length) {
+  const std::size_t tiles = length / kPieceTokens;
+  return tiles == 0 || length % kPieceTokens != 0 ? 1 : std::size_t{1} << std::countr_zero(tiles);
+}
 
 // Rows of a micro-batch that are consecutive on this rank and in the micro-batch. On this rank they are
 // `rows` rows from `row` on. In the micro-batch they begin at `whole_row`, in sequences of `period` rows; the

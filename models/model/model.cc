@@ -40,6 +40,17 @@ void check_cut(const Shape& shape) {
          of, config.kv_heads);
 }
 
+std::string cut_advice(const Shape& shape, std::size_t grain) {
+  const SequenceCut& cut = shape.sequence;
+  const std::size_t context = shape.config.context, most = most_pieces(shape.length);
+  const std::string length =
+      grain <= context
+          ? fmt::format("give --seq as a multiple of {}", grain)
+          : fmt::format("--seq must be a multiple of {}, and the model's context is {}", grain, context);
+  if (cut.pieces == cut.ranks || most == 1 || most % cut.ranks != 0) return length;
+  return length + fmt::format("{} --sequence-grain {}", grain <= context ? ", or" : ": give", most);
+}
+
 void check_shape(const Shape& shape) {
   const ModelConfig& config = shape.config;
   check_config(config);
@@ -59,14 +70,13 @@ void check_shape(const Shape& shape) {
   const SequenceCut& sequence = shape.sequence;
   ensure(sequence.pieces % sequence.ranks == 0, "{} ranks cannot share {} pieces of sequences evenly",
          sequence.ranks, sequence.pieces);
-  const std::size_t grain = 2 * sequence.pieces * kernels::kQueryGrain;
-  if (sequence.is_cut() && shape.length % grain != 0)
-    fail(ErrorCode::kInvalidArgument,
-         "sequences of {} tokens are to be cut {}: give --seq as a multiple of {}", shape.length,
+  if (const std::size_t grain = sequence.pieces * kPieceTokens;
+      sequence.is_cut() && shape.length % grain != 0)
+    fail(ErrorCode::kInvalidArgument, "sequences of {} tokens are to be cut {}: {}", shape.length,
          sequence.pieces == sequence.ranks
              ? fmt::format("over {} ranks along sequence (--mesh)", sequence.ranks)
              : fmt::format("into {} pieces (--sequence-grain)", sequence.pieces),
-         grain);
+         cut_advice(shape, grain));
 }
 
 Shape uncut(Shape shape) {

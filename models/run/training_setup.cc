@@ -137,19 +137,31 @@ void add_file_sizes(PlanResult& plan, const TrainSettings& s, const engine::Layo
   plan.trace_bytes = trace_events(s) * engine::kTraceEventBytes + (s.profile.empty() ? 0 : kProfileBytes);
 }
 
+// Returns the advice for ranks along "sequence" that cannot share out the pieces of sequences evenly.
+std::string sequence_advice(const TrainSettings& s, std::size_t ranks, const ModelConfig& config) {
+  constexpr std::size_t kUsualPieces = 4;  // more cost time, and allow more ranks
+  const std::size_t most = most_pieces(s.length), needed = ranks * kPieceTokens;
+  if (!std::has_single_bit(ranks)) return "let the number of ranks be a power of 2";
+  if (ranks <= most)
+    return fmt::format(
+        "give --sequence-grain {}, also to the runs that are to have the same bits on other ranks",
+        std::max(ranks, std::min(kUsualPieces, most)));
+  if (needed <= config.context)
+    return fmt::format("give --sequence-grain {}, with --seq as a multiple of {}", ranks, needed);
+  return fmt::format(
+      "no --sequence-grain does, since that takes a --seq of {}, and the model's context is {}", needed,
+      config.context);
+}
+
 // Gradients of a reproducible run are summed over the pieces of sequences.
-void check_sequence_grain(const TrainSettings& s) {
+void check_sequence_grain(const TrainSettings& s, const ModelConfig& config) {
   const std::size_t ranks = sequence_cut(s).ranks, pieces = s.sequence_grain.value_or(1);
-  if (ranks == 1) return;
   if (pieces % ranks != 0)
     fail(ErrorCode::kInvalidArgument,
-         "--mesh cuts sequences over {} ranks, which cannot share out evenly what --reproducible computes "
-         "them "
-         "in: {} (--sequence-grain); {}",
+         "--mesh cuts sequences over {} ranks, and --reproducible computes each sequence in {} "
+         "(--sequence-grain), which these ranks cannot share out evenly: {}",
          ranks, pieces == 1 ? "one piece" : fmt::format("{} pieces", pieces),
-         std::has_single_bit(ranks) ? fmt::format("give --sequence-grain {}, on runs of fewer ranks, too",
-                                                  std::max<std::size_t>(4, ranks))
-                                    : "let their number be a power of 2");
+         sequence_advice(s, ranks, config));
   constexpr std::size_t kMostSums = 1024;  // more would leave each little of the blocks that ranks send
   if (ranks > 1 && own_micro_batches(s) > kMostSums)
     fail(ErrorCode::kInvalidArgument,
@@ -289,7 +301,7 @@ void fit(PlanResult& plan, const TrainSettings& s, const optim::Optimizer& optim
 void settle_grain(TrainSettings& s, const ModelConfig& config) {
   constexpr std::size_t kMostPieces = 4;
   if (!s.plan.reproducible) return;
-  check_sequence_grain(s);
+  check_sequence_grain(s, config);
   const std::size_t most = std::bit_floor(config.kv_heads);
   if (!s.grain) s.grain = std::min(kMostPieces, most);
   if (*s.grain > most || !std::has_single_bit(*s.grain))
@@ -299,11 +311,11 @@ void settle_grain(TrainSettings& s, const ModelConfig& config) {
   if (const auto ranks = static_cast<std::size_t>(tensor_size(s)); *s.grain % ranks != 0)
     fail(ErrorCode::kInvalidArgument,
          "--mesh has {} ranks along tensor, and --reproducible cuts layers into {} pieces (--grain), which "
-         "they "
-         "cannot share out evenly: {}",
+         "these ranks cannot share out evenly: {}",
          ranks, *s.grain,
          std::has_single_bit(ranks) && ranks <= most
-             ? fmt::format("give --grain {}, on runs of fewer ranks, too", ranks)
+             ? fmt::format("give --grain {}, also to the runs that are to have the same bits on other ranks",
+                           ranks)
              : fmt::format("with {} key/value heads it may be up to {} ranks", config.kv_heads, most));
 }
 
