@@ -246,7 +246,7 @@ class DevicePlanner {
   [[noreturn]] void refuse() const {
     const Plan elsewhere = describe(shapes().back(), Tier::kDisk), there = all_on_gpu();
     if (std::min(elsewhere.device_bytes, there.device_bytes) > in_.budget.device)
-      refuse_device_memory(in_.budget, elsewhere.device_bytes, there.device_bytes);
+      refuse_device_memory(in_.budget, in_.request, elsewhere.device_bytes, there.device_bytes);
     refuse_beside_gpu(
         {in_.profile, in_.request, in_.budget, in_.optimizer.name(), tiers_.placement(),
          LeastOfRanks(least({false, true}, {InMemory::kAll})),
@@ -302,17 +302,31 @@ class DevicePlanner {
   void keep_shards_with_the_cpu() {
     const Placement& placement = tiers_.placement();
     if (placement.shards_on_gpus()) return;
+    bool has_shards = false;
     for (UnitId unit = 0; unit < updates_.updated_on.size(); ++unit) {
       if (!placement.partitions_parameters(unit)) continue;
-      if (asks_for_updates_by_gpu(in_.request))
-        fail(ErrorCode::kInvalidArgument,
-             "updates or state on the GPU are asked for at stage 3, at which the CPU updates each rank's "
-             "shard of the parameters, in host memory or on disk, unless all ranks have theirs on GPUs that "
-             "read each other's memory, and no other place is asked for them; let the CPU update, with the "
-             "state in memory or on disk, leave out the place of parameters, or ask for stage 1");
       updates_.updated_on[unit] = Tier::kHost;
-      updates_.because = "the CPU where parameters are partitioned, and else the GPU";
+      has_shards = true;
     }
+    if (!has_shards) return;
+    if (asks_for_updates_by_gpu(in_.request)) refuse_shards_elsewhere();
+    updates_.because = "the CPU where parameters are partitioned, and else the GPU";
+  }
+
+  [[noreturn]] void refuse_shards_elsewhere() const {
+    const PlanRequest& asked = in_.request;
+    const bool asks_for_updates = asked.updates == Tier::kDevice;
+    const bool to_disk = asked.place(Part::kParameters) == Tier::kDisk;
+    fail(
+        ErrorCode::kInvalidArgument,
+        "{} on the GPU {} asked for at stage 3, and the CPU updates each rank's shard of the parameters, {}; "
+        "{}, {}or ask for stage 1",
+        asks_for_updates ? "updates" : "optimizer state", asks_for_updates ? "are" : "is",
+        to_disk                   ? "which is asked to be on disk"
+        : asked.ranks.gpus_read() ? "which is in host memory, since another rank's cannot be on its GPU"
+                                  : "which is in host memory, since the GPUs do not read each other's memory",
+        asks_for_updates ? "let the CPU update" : "leave the state in memory or on disk",
+        to_disk ? "leave out the place of parameters, " : "");
   }
 
   std::vector<Shape> shapes() const {

@@ -1,5 +1,7 @@
 #include "engine/planner/shortage.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "core/bytes.h"
@@ -102,6 +104,18 @@ void refuse_rounds(const Shortage& s) {
       is_disk_less && least.disk > s.budget.disk ? ", or " + both_arguments(s, s.in_memory) : "");
 }
 
+// The parts that are asked to be in a GPU's memory; empty: none is.
+std::string asked_to_be_there(const PlanRequest& request) {
+  std::vector<const char*> parts;
+  const auto add = [&](Part part, const char* name) {
+    if (request.place(part) == allocator::Tier::kDevice) parts.push_back(name);
+  };
+  add(Part::kParameters, "parameters");
+  add(Part::kGradient, "gradients");
+  add(Part::kState, "optimizer state");
+  return fmt::format("{}", fmt::join(parts, " and "));
+}
+
 }  // namespace
 
 std::string format_needed(std::uint64_t needed, std::uint64_t given) {
@@ -135,15 +149,20 @@ void refuse_beside_gpu(const Shortage& s, const std::optional<Plan>& with_disk) 
       both_arguments(s, s.in_memory), disk_argument(s, with_disk->disk_bytes));
 }
 
-void refuse_device_memory(const Budget& budget, std::uint64_t all_elsewhere, std::uint64_t all_there) {
+void refuse_device_memory(const Budget& budget, const PlanRequest& request, std::uint64_t all_elsewhere,
+                          std::uint64_t all_there) {
   const std::uint64_t needed = std::min(all_elsewhere, all_there);
+  const std::string asked = asked_to_be_there(request);
   fail_for_lack_of(
       needed - budget.device,
-      "this model does not fit in {} of device memory: it is short by {}; with everything {} that can be it "
-      "needs {} ({} of it for CUDA and the client). Give device_memory={}MiB, or smaller units",
+      "this model does not fit in {} of device memory: it is short by {}; with everything {} that can be{} "
+      "it "
+      "needs {} ({} of it for CUDA and the client). Give device_memory={}MiB, or smaller units{}",
       format_size(budget.device), format_size(needed - budget.device),
-      needed == all_elsewhere ? "elsewhere" : "there", format_needed(needed, budget.device),
-      format_size(budget.device_base), divide_up(needed, kMiB));
+      needed == all_elsewhere ? "elsewhere" : "there",
+      asked.empty() ? "" : ", and " + asked + " there, as asked,", format_needed(needed, budget.device),
+      format_size(budget.device_base), divide_up(needed, kMiB),
+      asked.empty() ? "" : ", or ask for another place of " + asked);
 }
 
 }  // namespace sluice::engine

@@ -51,7 +51,7 @@ std::string format_needed(std::uint64_t needed, std::uint64_t given);
 [[noreturn]] void refuse_beside_gpu(const Shortage& shortage, const std::optional<Plan>& with_disk);
 // Of a GPU's memory so many bytes are needed with everything elsewhere that can be, and with everything
 // there.
-[[noreturn]] void refuse_device_memory(const Budget& budget, std::uint64_t all_elsewhere,
-                                       std::uint64_t all_there);
+[[noreturn]] void refuse_device_memory(const Budget& budget, const PlanRequest& request,
+                                       std::uint64_t all_elsewhere, std::uint64_t all_there);
 
 }  // namespace sluice::engine

@@ -243,7 +243,7 @@ TEST_F(GpuShardsOnDisk, TakeTheDisksTimeInAStep) {
   EXPECT_NEAR(more, on_disk.device_time.disk, 0.2 * on_disk.device_time.disk);
 }
 
-// They stay with the CPU.
+// The CPU updates shards on disk.
 TEST_F(GpuShardsOnDisk, AreNotUpdatedByGpus) {
   for (const bool gpus_meet : {false, true})
     for (const bool asks_for_state : {false, true}) {
@@ -255,8 +255,11 @@ TEST_F(GpuShardsOnDisk, AreNotUpdatedByGpus) {
         setup.places[2] = kDevice;
       else
         setup.updates = kDevice;
-      expect_error(ErrorCode::kInvalidArgument, {"updates or state on the GPU", "in host memory or on disk"},
-                   [&] { plan_of(setup); });
+      expect_error(
+          ErrorCode::kInvalidArgument,
+          {asks_for_state ? "optimizer state on the GPU is asked for" : "updates on the GPU are asked for",
+           "which is asked to be on disk", "leave out the place of parameters"},
+          [&] { plan_of(setup); });
     }
 }
 

@@ -68,7 +68,7 @@ TEST_F(RanksOnGpusTest, TheGpuIsDoneWithWhatOtherRanksWriteInTheHostsMemory) {
   expect_bits_of_cpus(setup, 3, {1, kHost, kHost, kDisk, kHost, false, Dtype::kBf16}, Schedule::kLate, 0);
 }
 
-// As many as a driver of the tests has.
+// The fake driver has at most eight devices.
 TEST_F(RanksOnGpusTest, HaveTheBitsOfTheCpusOnEightGpus) {
   SLUICE_NEEDS_THE_FAKE();
   Case setup;
@@ -157,8 +157,8 @@ TEST_F(RanksOnGpusTest, WhatPassesTheLinksInAStepIsPlannedToTheByte) {
   }
 }
 
-// GPUs have the state of shards in their own memory alone. Where these are elsewhere, as where GPUs do not
-// meet, or have too little memory for all, no plan has it.
+// A GPU updates a shard of parameters only where that is in its own memory too. So no plan has the state of
+// shards on GPUs that do not read each other's memory, or that have too little of it for all shards.
 TEST_F(RanksOnGpusTest, StateThatIsToBeOnGpusIsWithShardsThereOrRefused) {
   Case setup;
   setup.blocks = 9, setup.rows = 2000;
@@ -166,7 +166,8 @@ TEST_F(RanksOnGpusTest, StateThatIsToBeOnGpusIsWithShardsThereOrRefused) {
   setup.places[index(Part::kState)] = kDevice;
   setup.ranks = {0, 2};
   expect_error(ErrorCode::kInvalidArgument,
-               {"updates or state on the GPU", "GPUs that read each other's memory", "ask for stage 1"},
+               {"optimizer state on the GPU is asked for", "GPUs do not read each other's memory",
+                "leave the state in memory or on disk, or ask for stage 1"},
                [&] { plan_of(setup); });
   setup.ranks.gpus_meet = true;
   std::size_t planned = 0, refused = 0;
@@ -178,6 +179,8 @@ TEST_F(RanksOnGpusTest, StateThatIsToBeOnGpusIsWithShardsThereOrRefused) {
       ++planned;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kBudget) << error.what();
+      EXPECT_THAT(error.what(), testing::HasSubstr("optimizer state there, as asked"));
+      EXPECT_THAT(error.what(), testing::HasSubstr("or ask for another place of optimizer state"));
       EXPECT_EQ(planned, 0u) << "less memory was enough";
       ++refused;
     }

@@ -196,7 +196,7 @@ def test_a_plan_has_shards_of_parameters_on_disk_where_gpus_compute(tmp_path):
         assert read >= 2 * shard and apart >= read + shard and written >= shard  # at least a fetch, and the update
     assert planned({"parameters": "disk"}, stage=1)["units"][0]["parameters"] == "disk"
     assert planned({"state": "disk"}, updates="cpu")["units"][0]["shard"] == "memory"
-    with pytest.raises(sluice.InvalidArgumentError, match="updates or state on the GPU are asked for at stage 3, .* in host memory or on disk"):
+    with pytest.raises(sluice.InvalidArgumentError, match="updates on the GPU are asked for at stage 3, .* asked to be on disk"):
         planned({"parameters": "disk"}, updates="gpu")
 
 

@@ -66,7 +66,7 @@ def check_twins(pool, name, settings, on_gpus, stages_and_places, first=0):
     expected = alike(pool.call("train", stage=0, **settings))
     by_cpu = on_gpus.get("updates") == "cpu" or settings.get("update") in ("Adafactor", "Muon")
     for seed, (stage, place) in enumerate(stages_and_places, first):
-        by_gpus = on_gpus.get("updates") == "gpu" and stage == 3  # which update shards in their own memory, and others read them there
+        by_gpus = on_gpus.get("updates") == "gpu" and stage == 3  # a GPU updates shards in its own memory alone, where other GPUs must read them
         has_peers = seed % 2 == 0 or by_gpus
         of_parts = {"parameters": "device", "state": "memory"}  # what the CPU updates is no state of the GPU
         on_cpus = by_cpu or (stage == 3 and not has_peers)
