@@ -55,19 +55,35 @@ bool agree_on_order(comm::Communicator& communicator, const Plan& plan, const Pr
   return group != plan.group || level != own;
 }
 
+namespace {
+
+// Where this rank has its shards of parameters. Where its plan has none, it might have no room for them on
+// its GPU, which is told only if nothing else does what is asked.
+ShardPlace shard_place_of(const Plan& plan, const PlanRequest& request) {
+  if (plan.partitions_any(Part::kParameters)) return plan.shard_place();
+  const bool asks_gpu =
+      request.updates == allocator::Tier::kDevice || request.place(Part::kState) == allocator::Tier::kDevice;
+  return asks_gpu && request.place(Part::kParameters) != allocator::Tier::kDisk ? ShardPlace::kGpu
+                                                                                : ShardPlace::kHost;
+}
+
+}  // namespace
+
 bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanRequest& request,
                    const std::function<void()>& meanwhile, Stages chosen) {
   const std::vector<std::size_t> own = plan.stages();
   const std::string name = "the plan";
+  const ShardPlace own_shards = shard_place_of(plan, request);
   const Json told = {{"stages", own},
                      {"chunk_elements", plan.chunk_elements},
-                     {"shards", static_cast<int>(plan.shard_place())},
+                     {"has_shards", plan.partitions_any(Part::kParameters)},
+                     {"shards", static_cast<int>(own_shards)},
                      {"gpus_meet", plan.ranks.gpus_meet},
                      {"asks", plan.ranks.gpus_meet && (!request.chooses_links || plan.needs_gpus_to_meet)}};
   std::vector<std::size_t> stages = own;
   std::size_t chunk_elements = plan.chunk_elements;
-  ShardPlace shards = plan.shard_place();
-  bool all_meet = true, asks = false;
+  ShardPlace shards = own_shards;
+  bool all_meet = true, asks = false, have_shards = false;
   for (const std::string& text : exchange(communicator, name, told.dump(), meanwhile)) {
     const Json other = parse_json(text, name);
     const auto theirs = json_field<std::vector<std::size_t>>(other, "stages", name);
@@ -76,7 +92,7 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
       stages[unit] = chosen == Stages::kHighest ? std::max(stages[unit], theirs[unit])
                                                 : std::min(stages[unit], theirs[unit]);
     chunk_elements = std::min(chunk_elements, json_field<std::size_t>(other, "chunk_elements", name));
-    // A rank at another stage may have no room for shards on its GPU.
+    have_shards |= json_field<bool>(other, "has_shards", name);
     shards = std::max(shards, static_cast<ShardPlace>(json_field<int>(other, "shards", name)));
     all_meet &= json_field<bool>(other, "gpus_meet", name);
     asks |= json_field<bool>(other, "asks", name);
@@ -85,8 +101,9 @@ bool agree_on_plan(comm::Communicator& communicator, const Plan& plan, PlanReque
   request.ranks.gpus_meet = all_meet || asks;
   request.ranks.by_nccl = request.ranks.by_nccl && request.ranks.gpus_meet;
   request.stages = stages;
-  if (shards != ShardPlace::kGpu) request.shards = shards;
-  const bool moves = shards != plan.shard_place() || request.ranks.gpus_meet != plan.ranks.gpus_meet;
+  if (!request.ranks.gpus_read()) shards = ShardPlace::kHost;
+  if (have_shards) request.shards = shards;
+  const bool moves = (have_shards && shards != own_shards) || request.ranks.gpus_meet != plan.ranks.gpus_meet;
   if (stages == own && chunk_elements == plan.chunk_elements && !moves) return false;
   request.chunk_elements = round_up(chunk_elements, kChunkGrain);
   return true;

@@ -18,7 +18,8 @@ std::vector<std::string> exchange(comm::Communicator& communicator, const std::s
 RankOf rank_of(const comm::Communicator& communicator);
 
 // Makes the plans of all ranks agree where they must, in the request for this and for later plans: the
-// highest stage of each unit, or the lowest one; the shortest chunks; the slowest place of parameter shards;
+// highest stage of each unit, or the lowest one; the shortest chunks; the slowest place of parameter shards,
+// where a rank without them counts with host memory, or with its GPU if it asks for updates or state there;
 // and an exchange in host memory where one rank's plan has that, unless a rank asks for GPU memory or fits
 // with nothing else. Returns whether `plan` differs, so that the rank plans again.
 enum class Stages : std::uint8_t { kHighest, kLowest };

@@ -320,24 +320,69 @@ TEST_F(RanksOnGpusTest, ShardsAreUpdatedWhileTheirRankMakesNoCalls) {
     }
 }
 
-// One has chosen stage 1, and would not find room for shards on its GPU; or has room for places alone.
+// Rank 1 has shards on its GPU. Rank 0 has them elsewhere, or has chosen stage 1 and goes along as far as it
+// is asked to.
 TEST_F(RanksOnGpusTest, RanksAgreeOnWhereShardsLie) {
-  for (const bool has_places : {false, true})
+  struct Rank0 {
+    std::size_t stage;
+    ShardPlace has;  // at stage 3
+    std::optional<allocator::Tier> updates, parameters;
+    bool meets;
+    ShardPlace expected;
+  };
+  for (const Rank0& rank :
+       {Rank0{3, ShardPlace::kHost, {}, {}, true, ShardPlace::kHost},
+        Rank0{3, ShardPlace::kPassed, {}, {}, true, ShardPlace::kPassed},
+        Rank0{1, {}, kDevice, {}, true, ShardPlace::kGpu}, Rank0{1, {}, {}, {}, true, ShardPlace::kHost},
+        Rank0{1, {}, kHost, {}, true, ShardPlace::kHost}, Rank0{1, {}, {}, kDisk, true, ShardPlace::kHost},
+        Rank0{1, {}, kDevice, {}, false, ShardPlace::kHost}})
     comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
       Plan plan;
       plan.units.resize(1);
+      plan.ranks.gpus_meet = rank.meets || of.rank() == 1;
       UnitPlan& unit = plan.units[0];
       unit.compute = unit.updated_on = kDevice;
-      unit.stage = of.rank() == 0 && !has_places ? 1 : 3;
-      if (unit.stage == 3) unit.place(Part::kParameters, allocator::Tier::kRanks);
-      if (of.rank() == 0) unit.updated_on = kHost;
-      if (of.rank() == 0 && has_places) plan.passing_places = 1;
       PlanRequest request;
-      const ShardPlace expected = has_places ? ShardPlace::kPassed : ShardPlace::kHost;
-      EXPECT_EQ(agree_on_plan(of, plan, request), of.rank() == 1 || !has_places);
+      request.ranks.gpus_meet = true;
+      request.chooses_links = true;
+      unit.stage = 3;
+      if (of.rank() == 0) {
+        unit.stage = rank.stage;
+        if (unit.stage == 3) unit.updated_on = kHost;
+        plan.passing_places = rank.has == ShardPlace::kPassed ? 1 : 0;
+        request.updates = rank.updates;
+        request.places[index(Part::kParameters)] = rank.parameters;
+      }
+      if (unit.stage == 3) unit.place(Part::kParameters, allocator::Tier::kRanks);
+      const bool has_it = unit.stage == 3 && plan.shard_place() == rank.expected;
+      EXPECT_EQ(agree_on_plan(of, plan, request), !has_it);
       EXPECT_EQ(request.stages, std::vector<std::size_t>{3});
-      EXPECT_EQ(request.shards, expected);
+      EXPECT_EQ(request.shards, rank.expected);
     });
+}
+
+// Rank 0 would have no shards by itself.
+TEST_F(RanksOnGpusTest, ShardsAreOnGpusThatUpdateWhereTheirStageIsThatOfAnotherRank) {
+  Case all;
+  all.blocks = 9, all.rows = 2000;
+  all.device = 4 * kGiB;
+  all.updates = kDevice;
+  all.ranks.gpus_meet = true;
+  comm::run_communicators(comm::World::kThreads, 2, [&](comm::Communicator& of) {
+    const Case setup = of_rank(all, of);
+    PlanRequest request = request_of(setup);
+    request.stage = of.rank() == 0 ? std::nullopt : std::optional<std::size_t>(3);
+    const auto plan = [&] {
+      return make_plan(profile_of(setup), *optim::make_optimizer(setup.optimizer), budget_of(setup), request,
+                       setup.rates);
+    };
+    const Plan chosen = plan();
+    EXPECT_EQ(chosen.partitions_any(Part::kParameters), of.rank() == 1);
+    agree_on_plan(of, chosen, request);
+    const Plan agreed = plan();
+    EXPECT_EQ(agreed.shard_place(), ShardPlace::kGpu);
+    EXPECT_TRUE(std::ranges::none_of(agreed.units, &UnitPlan::updated_by_cpu));
+  });
 }
 
 // One rank's plan has the host's memory; or the other one asks for GPUs that meet, or fits with no other.
