@@ -194,6 +194,26 @@ Placement::Traffic Placement::parameter_traffic(UnitId unit, std::size_t groups)
   return {reads * parameter_bytes(unit), parameter_bytes(unit)};
 }
 
+// Where the CPU has changed parameters elsewhere, all fetches bring them. Where an update in frames is
+// gathered before step() returns, others have those frames before the unit is used again.
+Placement::Traffic Placement::parameter_traffic_of_gpu(UnitId unit, const UnitPlan& plan) const {
+  Traffic traffic = parameter_traffic(unit, micro_batches());
+  if (!updated(unit)) return traffic;
+  const bool changes = changes_on_gpu(unit, plan);
+  if (clip_ && (changes ? gathers(unit, plan) : format_.has_master(unit)))
+    traffic.read += parameter_bytes(unit);
+  if (!changes) traffic.written = 0;
+  return traffic;
+}
+
+Placement::Traffic Placement::summed_gradient_traffic(UnitId unit, const UnitPlan& plan) const {
+  if (ranks_.size == 1 || !updated(unit) || !clip_ || !plan.gradient_stored || sums_in_backward() ||
+      compute_ == kCpuTier || plan.tier(Part::kGradient) != allocator::Tier::kDisk)
+    return {};
+  const std::size_t elements = layout_.unit_elements(unit);
+  return {elements * size_of(moved_gradient_type(unit)), elements * sizeof(float)};
+}
+
 // A use of a gradient is kept from one access that writes it to the next, and to the one that adds all uses.
 Placement::Traffic Placement::kept_gradient_traffic(UnitId unit, std::size_t groups) const {
   if (!updated(unit)) return {};
@@ -226,6 +246,19 @@ Placement::Traffic Placement::traffic(UnitId unit, Part part, const UnitPlan& pl
   if (part == Part::kGradient) return gradient_traffic(unit, groups, whole);
   if (!plan.shard_on_disk) return parameter_traffic(unit, groups);
   return {fetched_of_shard(unit, groups) + shard_traffic(unit).read, shard_traffic(unit).written};
+}
+
+Placement::Traffic Placement::disk_traffic_of_gpu(UnitId unit, Part part, const UnitPlan& plan) const {
+  Traffic moved = traffic(unit, part, plan, micro_batches(), brings_whole_gradient(unit, plan));
+  if (part == Part::kGradient) {
+    const Traffic summed = summed_gradient_traffic(unit, plan);
+    return {moved.read + summed.read, moved.written + summed.written};
+  }
+  if (part == Part::kState || plan.shard_on_disk) return moved;
+  moved.read = parameter_traffic_of_gpu(unit, plan).read;
+  if (crosses(unit, plan) && !changes_on_gpu(unit, plan))
+    moved.read += value_reads(unit, buckets_[unit].front()) * parameter_bytes(unit);
+  return moved;
 }
 
 std::size_t Placement::part_bytes(UnitId unit, Part part, const UnitPlan& plan) const {
@@ -291,20 +324,23 @@ void Placement::measure(UnitId unit) {
     own.at.fetches += i == 0 || read_at[i] - read_at[i - 1] > 2 ? 1 : 0;
 }
 
-// The update of a shard on disk reads values where its rounds or its application need them, and writes them
-// once. With masters it only writes them, unless a chunk also has parameters of other buckets.
+// With masters an update only writes values, unless a chunk also has parameters of other buckets. Without
+// them its application reads them, and so do some rounds.
+std::uint64_t Placement::value_reads(UnitId unit, const Bucket& bucket) const {
+  if (format_.has_master(unit)) return buckets_[unit].size() == 1 ? 0 : 1;
+  return 1 + static_cast<std::uint64_t>(
+                 std::count(round_reads_values_.begin(), round_reads_values_.begin() + bucket.rounds, true));
+}
+
 Placement::Traffic Placement::measured_shard_traffic(UnitId unit) const {
   Traffic traffic;
   if (!updated(unit)) return traffic;
-  const bool has_master = format_.has_master(unit);
   for (const Bucket& bucket : buckets_[unit]) {
-    std::uint64_t bytes = 0, reads = has_master && buckets_[unit].size() == 1 ? 0 : 1;
+    std::uint64_t bytes = 0;
     for (std::size_t chunk = bucket.first_chunk; chunk < bucket.end_chunk; ++chunk)
       bytes +=
           round_up(format_.shards().chunk(unit, chunk).size() * size_of(layout_.dtype(unit)), kDiskBlock);
-    for (int round = 0; round < bucket.rounds && !has_master; ++round)
-      reads += round_reads_values_[static_cast<std::size_t>(round)] ? 1 : 0;
-    traffic.read += reads * bytes;
+    traffic.read += value_reads(unit, bucket) * bytes;
     traffic.written += bytes;
   }
   return traffic;
@@ -476,14 +512,14 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   add(of_ranks.gather);
   add({(sums - 1) * of_ranks.kept, sums * of_ranks.kept});  // a part comes where one is added to it
   const bool crosses = this->crosses(unit, plan), stored = plan.gradient_stored && updated(unit);
-  const std::uint64_t bytes = parameter_bytes(unit), gradients = moved_gradient_bytes(unit);
+  const std::uint64_t gradients = moved_gradient_bytes(unit);
   const std::uint64_t passes = crosses ? 1 + buckets_[unit].front().rounds : 0;
   // Of partitioned parameters a GPU has what it fetches, and the CPU the shard that it updates. GPUs that
   // have the shards copy them from each other.
   const bool in_shards = plan.tier(Part::kParameters) == allocator::Tier::kRanks;
   if (in_shards) add({units_[unit].at.fetches * micro_batches() * fetched_by_link(unit, plan), 0});
-  if (!in_shards && !plan.resident(Part::kParameters))
-    add({parameter_traffic(unit, micro_batches()).read, crosses ? 0 : parameter_traffic(unit, 1).written});
+  if (!in_shards && !plan.resident(Part::kParameters)) add(parameter_traffic_of_gpu(unit, plan));
+  add(summed_gradient_traffic(unit, plan));
   if (!crosses) {
     if (!plan.resident(Part::kGradient) && stored)
       add(gradient_traffic(unit, micro_batches(), brings_whole_gradient(unit, plan)));
@@ -497,12 +533,12 @@ Placement::Traffic Placement::link_traffic(UnitId unit, const UnitPlan& plan) co
   const std::uint64_t values = elements * size_of(layout_.dtype(unit));
   // A part that waits in the host has left after its sum.
   const bool leaves_by_chunks = plan.resident(Part::kGradient) || !stored;
-  if (!plan.gradient_shard_in_record())
-    add({0, leaves_by_chunks ? passes * elements * size_of(updated_gradient_type(unit)) : gradients});
+  const std::uint64_t chunks = passes * elements * size_of(updated_gradient_type(unit));
+  if (!plan.gradient_shard_in_record()) add({0, leaves_by_chunks ? chunks : gradients});
+  if (stored && brings_whole_gradient(unit, plan))
+    add({final_elements(unit) * size_of(updated_gradient_type(unit)), chunks});
   if (!plan.resident(Part::kGradient) && stored) add(kept_gradient_traffic(unit, micro_batches()));
-  const bool reads_values = !format_.has_master(unit) || buckets_[unit].size() > 1;
-  if (plan.resident(Part::kParameters)) add({values, reads_values ? passes * values : 0});
-  if (!plan.resident(Part::kParameters) && !in_shards && format_.has_master(unit) && clip_) add({bytes, 0});
+  if (changes_on_gpu(unit, plan)) add({values, value_reads(unit, buckets_[unit].front()) * values});
   return traffic;
 }
 

@@ -109,8 +109,12 @@ class Placement {
     std::uint64_t total() const { return read + written; }
   };
   Traffic parameter_traffic(UnitId unit, std::size_t groups) const;
+  // The same where a GPU computes: what comes to its frames in a step, and leaves them.
+  Traffic parameter_traffic_of_gpu(UnitId unit, const UnitPlan& plan) const;
   // whole: where a GPU updates a part of what is on disk, which does not begin with a block.
   Traffic gradient_traffic(UnitId unit, std::size_t groups, bool whole = false) const;
+  // What a sum over ranks at a step's end, in frames, moves of a gradient that waits on disk, beside that.
+  Traffic summed_gradient_traffic(UnitId unit, const UnitPlan& plan) const;
   bool brings_whole_gradient(UnitId unit, const UnitPlan& plan) const {
     return stages_[unit] > 0 && plan.tier(Part::kGradient) == allocator::Tier::kDisk && compute_ != kCpuTier;
   }
@@ -120,6 +124,8 @@ class Placement {
   // Returns the traffic of any part, as the plan has it; and the bytes of that part in memory.
   Traffic traffic(UnitId unit, Part part, const UnitPlan& plan, std::size_t groups, bool whole = false) const;
   std::size_t part_bytes(UnitId unit, Part part, const UnitPlan& plan) const;
+  // Returns the traffic of a part on disk beside a GPU, with what depends on where an update finds it.
+  Traffic disk_traffic_of_gpu(UnitId unit, Part part, const UnitPlan& plan) const;
   // Returns the bytes of a final gradient where it leaves the GPU.
   std::uint64_t moved_gradient_bytes(UnitId unit) const {
     return final_elements(unit) *
@@ -322,6 +328,14 @@ class Placement {
                                     plan.tier(Part::kGradient) == allocator::Tier::kHost &&
                                     (plan.gradient_stored || plan.gradient_in_shards));
   }
+  // Whether an update changes parameters in a GPU's memory; see UpdateQueue::needs_frames().
+  bool changes_on_gpu(UnitId unit, const UnitPlan& plan) const {
+    const allocator::Tier tier = plan.tier(Part::kParameters);
+    if (!crosses(unit, plan) || plan.resident(Part::kParameters)) return tier != allocator::Tier::kRanks;
+    return stages_[unit] > 0 && tier == allocator::Tier::kDisk;
+  }
+  // How often an update reads the values of a bucket.
+  std::uint64_t value_reads(UnitId unit, const Bucket& bucket) const;
   // Whether the unit's update, where the model is computed, streams anything.
   bool streams(UnitId unit, const UnitPlan& plan) const {
     return plan.updated_on == plan.compute && streams_parts(unit, plan);

@@ -326,6 +326,7 @@ std::vector<UnitOnGpu> Placement::units_on_gpu(const Plan& plan, const MachineRa
     unit.forward.extents = extents(Part::kParameters, parameter_bytes(id));
     unit.backward.extents = unit.forward.extents + extents(Part::kGradient, gradient_bytes(id));
     if (!placed.resident(Part::kParameters)) add_fetches(*this, id, units.size(), placed, unit);
+    const std::uint64_t brought = unit.forward.from_disk + unit.backward.from_disk;
     add_ranks(*this, id, placed, rates, unit);
     if (gradient_bytes(id) == 0) continue;
     if (placed.gradient_stored && !placed.resident(Part::kGradient)) add_gradient(*this, id, placed, unit);
@@ -339,18 +340,20 @@ std::vector<UnitOnGpu> Placement::units_on_gpu(const Plan& plan, const MachineRa
         unit.forward.left + unit.backward.left + unit.sum.out + unit.sum.kept + unit.gather.out;
     unit.in = link.read - std::min(link.read, other_in);
     unit.out = link.written - std::min(link.written, other_out);
-    const Traffic update =
-        placed.shard_on_disk ? shard_traffic(id) : Traffic{0, parameter_traffic(id, 1).written};
     if (on_disk(placed, Part::kParameters)) {
-      unit.read += update.read;
-      unit.written += update.written;
+      const Traffic moved = disk_traffic_of_gpu(id, Part::kParameters, placed);
+      unit.read += placed.shard_on_disk ? shard_traffic(id).read : moved.read - std::min(moved.read, brought);
+      unit.written += moved.written;
     }
     if (on_disk(placed, Part::kState)) {
       unit.read += state_traffic(id).read;
       unit.written += state_traffic(id).written;
     }
-    if (on_disk(placed, Part::kGradient) && placed.gradient_stored)
-      unit.read += gradient_traffic(id, 1, brings_whole_gradient(id, placed)).read;
+    if (on_disk(placed, Part::kGradient) && placed.gradient_stored) {
+      const Traffic summed = summed_gradient_traffic(id, placed);
+      unit.read += gradient_traffic(id, 1, brings_whole_gradient(id, placed)).read + summed.read;
+      unit.written += summed.written;
+    }
   }
   return units;
 }
@@ -386,7 +389,7 @@ void Placement::predict_on_gpu(const MachineRates& rates, std::optional<double> 
     plan.step_bytes_from_hosts += received_from_hosts(id, unit);
     for (const Part part : {Part::kParameters, Part::kGradient, Part::kState}) {
       if (!on_disk(unit, part)) continue;
-      const Traffic moved = traffic(id, part, unit, micro_batches(), brings_whole_gradient(id, unit));
+      const Traffic moved = disk_traffic_of_gpu(id, part, unit);
       plan.step_bytes_read += moved.read;
       plan.step_bytes_written += moved.written;
     }

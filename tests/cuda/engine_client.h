@@ -38,6 +38,9 @@ struct Case {
   // The client says where gradients and micro-batches end. Ranks then differ in the order of units, and lack
   // some.
   bool ends = false;
+  // Backward goes over the units in the order of forward, so that nothing of a unit is still there when it
+  // comes again, where there are more units than frames for them.
+  bool cycles = false;
   bool once = false;                        // each parameter has one gradient in a step, of its own type
   bool leaves = false;                      // the engine ends in the middle of a step, and nothing is saved
   std::optional<ParameterId> spoiled = {};  // whose gradient is NaN in the second step
@@ -67,6 +70,11 @@ inline Profile profile_of(const Case& setup) {
   units.back().trainable = false;
   for (UnitSpec& unit : units) unit.dtype = setup.dtype;
   Profile profile = any_order_profile(std::move(units), setup.holds ? 2 : 1);
+  if (setup.cycles) {
+    const auto backward = profile.schedule.begin() + static_cast<std::ptrdiff_t>(profile.units.size());
+    std::reverse(backward, profile.schedule.end());
+    profile.schedule.pop_back();  // the frozen unit has none
+  }
   profile.ends_micro_batches = setup.ends;
   if (setup.ends) profile.micro_batches = setup.micro_batches;
   return profile;
@@ -286,6 +294,10 @@ class Client {
   std::vector<UnitId> units_of_backward(int step, std::size_t pass) const {
     std::vector<UnitId> units(layout_.units().size());
     std::iota(units.rbegin(), units.rend(), UnitId{0});
+    if (setup_.cycles) {
+      std::ranges::reverse(units);
+      return units;
+    }
     if (!setup_.ends || units.size() < 5) return units;
     if ((step + setup_.ranks.rank) % 2 == 0) std::swap(units[2], units[3]);
     const bool lacks = setup_.ranks.rank == 0 && pass + 1 == setup_.micro_batches;
