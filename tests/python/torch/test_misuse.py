@@ -74,8 +74,12 @@ def test_assigned_values_are_refused_where_a_layer_loads_itself():
     for whole in (model, torch.nn.Sequential(model)):
         with pytest.raises(sluice.StateError, match=r"assign=True\) .*leave assign out"):
             whole.load_state_dict(torch.nn.Sequential(models[1]).state_dict() if whole is not model else given, assign=True)
+    copy.deepcopy(models[1]).load_state_dict(given, assign=True)  # after which PyTorch assigns it everywhere
+    for _ in range(3):
+        with pytest.raises(sluice.StateError, match="take a new one"):
+            model.load_state_dict(given)
     assert same_values(values_of(model), was)
-    model.load_state_dict(given)
+    model.load_state_dict(models[1].state_dict())
     assert same_values(values_of(model), values_of(models[1]))
     sluice.torch.close(model)
 

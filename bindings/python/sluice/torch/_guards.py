@@ -105,14 +105,17 @@ def _apply(
     return module
 
 
-def _load(given: Callable[..., None], state_dict: Mapping[str, Any], prefix: str, metadata: dict[str, Any], *others: Any) -> None:
+def _load(
+    given: Callable[..., None], state_dict: Mapping[str, Any], prefix: str, local_metadata: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> None:
     """Replaces what load_state_dict() calls for each module; its own hook would not come where a class loads itself."""
-    if metadata.pop("assign_to_params_buffers", False):  # a state_dict() keeps it, and would be refused again without assign
+    if local_metadata.get("assign_to_params_buffers"):
         raise StateError(
             "load_state_dict(assign=True) is called on a wrapped model, whose parameters would then be other tensors, outside of the engine; "
-            "leave assign out, so that values are copied, or load before sluice.torch.wrap()"
+            "leave assign out, so that values are copied, or load before sluice.torch.wrap(). PyTorch notes assign in the state_dict that is "
+            "loaded, which then assigns in later calls, too: take a new one"
         )
-    given(state_dict, prefix, metadata, *others)
+    given(state_dict, prefix, local_metadata, *args, **kwargs)
 
 
 def _refuse_to_resize(name: str, *_: Any, **__: Any) -> NoReturn:
