@@ -598,6 +598,17 @@ def reproducible_again():
     return texts, loss
 
 
+def evaluated_unequally():
+    """The loss of ranks along data whose batches have unlike numbers of rows."""
+    pipe = sluice.torch.Pipeline(
+        _linears(), sluice.AdamW(), memory="4GiB", reserve="64MiB", micro_batches=2, mesh=f"data={SIZE}", reproducible=True
+    )
+    x = torch.ones(4 * (RANK + 1), 8)
+    loss = pipe.evaluate((x, x), loss_fn).item()
+    pipe.close()
+    return loss
+
+
 def misused(**options):
     """The errors of what a stage alone cannot do, or what ranks do differently."""
     torch.manual_seed(3)

@@ -186,6 +186,11 @@ def test_a_reproducible_step_has_one_batch(two):
         assert len(texts) == 2 and all("call optimizer.zero_grad() before, after the optimizer.step()" in text for text in texts) and loss > 0
 
 
+def test_shares_of_what_is_evaluated_may_be_unlike(two):
+    found = two.call("evaluated_unequally")
+    assert found[0] == found[1] > 0
+
+
 def test_data_alone_is_a_mesh(two):
     given = {"name": "broad", "micro_batches": 2, "clip": 0.5}
     found = two.call("piped", mesh="data=2", stage=3, **given)

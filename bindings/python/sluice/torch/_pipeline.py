@@ -338,7 +338,7 @@ class Stage:
         does = "trains" if torch.is_grad_enabled() else "evaluates"
         self._compare("the calls", [each[:1] for each in told], f"this rank {does}")
         self._compare("the values of the batch", [each[9:41] for each in told], "all stages of a pipeline have one", of_pipeline=True)
-        if self._is_reproducible:  # a row of a smaller share would count for more
+        if self._is_reproducible and torch.is_grad_enabled():  # a row of a smaller share would count for more
             self._compare("the shares of a reproducible step's batch", [each[1:9] for each in told], f"micro-batches have {rows} rows here")
         return tuple(each[41:] for each in told)
 
