@@ -127,7 +127,7 @@ def test_all_calls_of_a_layer_in_a_step_are_alike():
 
 def test_calls_of_a_layer_that_cannot_be_alike_are_refused():
     model = TwiceOnInputs(is_first=False)
-    with Halves(model).calling(), pytest.raises(sluice.StateError, match="'own' is called several times in a step.*give pipeline=\"1f1b\""):
+    with Halves(model).calling(), pytest.raises(sluice.StateError, match="'own' is called several times in a step.*or pipeline=\"1f1b\""):
         model(torch.randn(6, 8))
 
 

@@ -111,8 +111,9 @@ class Halves:
         does = self._leave.setdefault(layer, can)
         if does and not can:
             raise StateError(
-                f"'{name}' is called several times in a step: on an input that needs a gradient, and then on one that needs none, or has "
-                'another number of dimensions. Gradients of its weight would come at different times with pipeline="zb-h1"; give pipeline="1f1b"'
+                f"'{name}' is called several times in a step: on an input that needs a gradient, and then on one that needs none, is not "
+                'contiguous, or is of another type or number of dimensions. Gradients of its weight would come at different times with '
+                'pipeline="zb-h1"; give it inputs that are alike, or pipeline="1f1b"'
             )
         return does
 
