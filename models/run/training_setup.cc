@@ -162,11 +162,13 @@ void check_sequence_grain(const TrainSettings& s, const ModelConfig& config) {
          "(--sequence-grain), which these ranks cannot share out evenly: {}",
          ranks, pieces == 1 ? "one piece" : fmt::format("{} pieces", pieces),
          sequence_advice(s, ranks, config));
-  constexpr std::size_t kMostSums = 1024;  // more would leave each little of the blocks that ranks send
+  // More would leave each little of the blocks that ranks send, and messages take memory that no plan counts.
+  constexpr std::size_t kMostSums = 256;
   if (ranks > 1 && own_micro_batches(s) > kMostSums)
     fail(ErrorCode::kInvalidArgument,
          "--mesh cuts sequences over {} ranks, which have {} micro-batches each in a step; --reproducible, "
-         "with a sum for each, takes {}: give a smaller --accumulate with a larger --batch",
+         "with a sum for each, takes {}: give more ranks to data, or a smaller --accumulate with a larger "
+         "--batch",
          ranks, own_micro_batches(s), kMostSums);
 }
 
